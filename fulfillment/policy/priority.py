@@ -1,0 +1,54 @@
+"""The one table of priorities: API score, class, Celery step, and what each upstream calls it.
+
+In our API a larger score is more urgent. kombu's Redis transport serves step 0 first, Triton and
+OIP serve 1 first, vLLM serves the lowest number first: the directions are hidden here.
+"""
+
+from enum import IntEnum
+
+DEFAULT_SCORE = 50
+CELERY_STEPS = tuple(range(10))
+"""`priority_steps` of every producer and worker; kombu's default folds ten levels into four."""
+
+
+class PriorityClass(IntEnum):
+    """Classes in the order in which they are served."""
+
+    HIGH = 0
+    MIDDLE = 1
+    LOW = 2
+    BEST_EFFORT = 3
+
+
+def check_score(score: int) -> None:
+    """Raise ValueError unless `score` is an API priority."""
+    if not 0 <= score <= 100:
+        raise ValueError(f"priority {score} is outside 0-100")
+
+
+def priority_class(score: int, *, best_effort: bool = False) -> PriorityClass:
+    """Return the class of an API score (0-100)."""
+    check_score(score)
+    if best_effort:
+        return PriorityClass.BEST_EFFORT
+    if score >= 67:
+        return PriorityClass.HIGH
+    return PriorityClass.MIDDLE if score >= 34 else PriorityClass.LOW
+
+
+def celery_priority(score: int) -> int:
+    """Return the Celery step, 0 (served first) to 9."""
+    check_score(score)
+    return 9 - score * 10 // 101
+
+
+def oip_priority(score: int) -> int:
+    """Return the Triton/OIP `priority` parameter, 1 (served first) to 101."""
+    check_score(score)
+    return 101 - score
+
+
+def vllm_priority(score: int) -> int:
+    """Return vLLM's `priority`, 0 (served first) to 100."""
+    check_score(score)
+    return 100 - score

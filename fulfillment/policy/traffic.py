@@ -1,0 +1,232 @@
+"""Traffic to models: when to try again, how much may be out, and through whom it goes.
+
+A replica of our own has a fixed window of batches, which the server orders by priority. An
+external model has an adaptive one (`Window`): it grows with what succeeds and drops with overload.
+Which workflow fills the room is decided in ordering.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import sqrt
+from typing import Final
+
+from fulfillment.policy.priority import PriorityClass
+
+BACKOFF_BASE_S: Final = 1
+BACKOFF_CAP_S: Final = 1800
+
+DROP_FACTOR: Final = 0.7
+DROP_INTERVAL: Final = timedelta(seconds=1)
+MAX_MESSAGE_BATCHES: Final = 8
+
+
+def backoff(*, attempt: int, chance: float, retry_after_s: float | None) -> timedelta:
+    """Return the wait after the failed try `attempt` (from 1): full jitter, 1 s to 30 min.
+
+    `chance` is the caller's random number in [0, 1). Retry-After is a floor, itself capped; one
+    that is not a positive number is ignored.
+    """
+    # 2**11 is past the cap: a larger exponent only risks an overflow.
+    most_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S << min(attempt - 1, 11))
+    return timedelta(seconds=max(chance * most_s, _floor_s(retry_after_s)))
+
+
+def _floor_s(retry_after_s: float | None) -> float:
+    # The comparison is false for NaN.
+    if retry_after_s is not None and retry_after_s > 0:
+        return min(retry_after_s, BACKOFF_CAP_S)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryDecision:
+    """Whether an item is tried again, and if not, with which code it ends."""
+
+    retry: bool
+    not_before: datetime | None
+    code: str
+    """Empty for a retry, else `attempts_exhausted` (FAILED) or `deadline` (TIMED_OUT)."""
+    reason: str
+
+
+def decide_retry(
+    *,
+    now: datetime,
+    attempt: int,
+    max_attempts: int,
+    chance: float,
+    retry_after_s: float | None,
+    deadline_at: datetime,
+    call_limit: timedelta,
+    costs_attempt: bool,
+) -> RetryDecision:
+    """Decide what follows a failed try; `attempt` counts the tries that cost one, this included.
+
+    No retry starts that cannot end before the deadline. Luck decides the wait only: a jitter that
+    would pass the last possible start is cut to it, so whether an item gets another try does not
+    depend on `chance`. A try that costs no attempt (warming up, another version) may go on until
+    the deadline.
+    """
+    if costs_attempt and attempt >= max_attempts:
+        return RetryDecision(
+            retry=False,
+            not_before=None,
+            code="attempts_exhausted",
+            reason=f"try {attempt} of {max_attempts} failed",
+        )
+    latest = deadline_at - call_limit
+    if now + timedelta(seconds=_floor_s(retry_after_s)) > latest:
+        return RetryDecision(
+            retry=False,
+            not_before=None,
+            code="deadline",
+            reason=f"a call of up to {call_limit} could not end by {deadline_at:%H:%M:%S}",
+        )
+    wait = backoff(attempt=max(1, attempt), chance=chance, retry_after_s=retry_after_s)
+    not_before = min(now + wait, latest)
+    return RetryDecision(
+        retry=True,
+        not_before=not_before,
+        code="",
+        reason=f"try {attempt} of {max_attempts} failed, next in {not_before - now}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """How many calls to one external model may be in flight, by class.
+
+    A class may be sent while the calls of *all* classes in flight are fewer than its limit. Limits
+    never rise from a class to the one below it.
+    """
+
+    ceiling: int
+    limits: tuple[float, ...]
+    """One a class, in class order, each within [1, ceiling]."""
+    dropped_at: tuple[datetime | None, ...]
+    """When the limit of each class last dropped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signal:
+    """What became of the calls of one class since the last look."""
+
+    priority_class: PriorityClass
+    succeeded: int = 0
+    overloaded: int = 0
+    """Refused for overload or timed out; no other failure belongs here."""
+
+
+def open_window(ceiling: int) -> Window:
+    """Return a full window: the operator's limit is trusted until the model refuses."""
+    if ceiling < 1:
+        raise ValueError(f"a window of {ceiling} calls would never send")
+    classes = len(PriorityClass)
+    return Window(ceiling=ceiling, limits=(float(ceiling),) * classes, dropped_at=(None,) * classes)
+
+
+def adapt(
+    window: Window,
+    signals: Sequence[Signal],
+    now: datetime,
+    *,
+    round_trip: timedelta = DROP_INTERVAL,
+) -> Window:
+    """Return the window after these signals: it creeps up on success and drops on overload.
+
+    A success says that its class and every class above it would have been accepted, a refusal
+    that its class and every class below would have been refused; so a refusal never shrinks a
+    higher class. A class that met overload does not grow; it drops by 0.7 at most once a
+    `round_trip` (never more often than each second), since one congestion refuses many calls.
+    Growth is one call a full window of successes, as a square root, so that it does not matter in
+    how many parts the successes are reported: from 1, ceiling²/2 of them lead back to the ceiling.
+    """
+    interval = max(round_trip, DROP_INTERVAL)
+    limits: list[float] = []
+    dropped_at: list[datetime | None] = []
+    for cls, limit, dropped in zip(PriorityClass, window.limits, window.dropped_at, strict=True):
+        overloaded = any(s.overloaded > 0 and s.priority_class <= cls for s in signals)
+        if not overloaded:
+            succeeded = sum(s.succeeded for s in signals if s.priority_class >= cls)
+            limit = min(sqrt(limit * limit + 2 * succeeded), float(window.ceiling))
+        # A clock that was set back must not hold the drop off until it catches up.
+        elif dropped is None or not timedelta(0) <= now - dropped < interval:
+            limit = max(1.0, limit * DROP_FACTOR)
+            dropped = now
+        limits.append(min(limit, limits[-1]) if limits else limit)
+        dropped_at.append(dropped)
+    return replace(window, limits=tuple(limits), dropped_at=tuple(dropped_at))
+
+
+def room(
+    window: Window, in_flight_by_class: Mapping[PriorityClass, int], cls: PriorityClass
+) -> int:
+    """Return how many more calls of the class may go out.
+
+    A class with none in flight keeps a probe of one while the window as a whole has room: without
+    it, a class shrunk below what higher classes keep in flight would starve and never recover.
+    """
+    total = sum(in_flight_by_class.values())
+    free = int(window.limits[cls]) - total
+    if free > 0:
+        return free
+    widest = int(window.limits[PriorityClass.HIGH])
+    return 1 if total < widest and not in_flight_by_class.get(cls, 0) else 0
+
+
+def message_size(*, room: int, urgent: bool) -> int:
+    """Return how many batches one message carries: the message, not the rating, is what costs."""
+    return 1 if urgent else min(max(room // 4, 1), MAX_MESSAGE_BATCHES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaLoad:
+    """One live replica: its window in batches and how many it holds (computing and queued)."""
+
+    key: str
+    version: str
+    window: int
+    held: int
+
+
+def assign(replicas: Sequence[ReplicaLoad], count: int) -> list[str]:
+    """Name a replica for each of up to `count` batches, the one with most room left each time.
+
+    Fewer names than `count` mean that every window is full. The caller passes replicas of the
+    version it needs; ties go by key.
+    """
+    heap = [(r.held - r.window, r.key) for r in replicas if r.held < r.window]
+    heapq.heapify(heap)
+    named: list[str] = []
+    while heap and len(named) < count:
+        less_room, key = heap[0]
+        named.append(key)
+        if less_room == -1:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (less_room + 1, key))
+    return named
+
+
+def slots_for(
+    raters: Mapping[str, int], free_slots: int, held: Mapping[str, int], total_slots: int
+) -> Mapping[str, int]:
+    """Share the free executor slots: how many more each rater gets of those it wants.
+
+    Each slot goes to the rater that holds fewest and wants more. So none holds more than half of
+    the slots (rounded up) by what it is given while another waits, and no slot stays free while
+    one wants it. What a rater holds already is not taken back.
+    """
+    given = dict.fromkeys(raters, 0)
+    heap = [(held.get(rater, 0), rater) for rater, wanted in raters.items() if wanted > 0]
+    heapq.heapify(heap)
+    free = min(free_slots, total_slots - sum(held.values()))
+    while heap and free > 0:
+        holds, rater = heapq.heappop(heap)
+        given[rater] += 1
+        free -= 1
+        if given[rater] < raters[rater]:
+            heapq.heappush(heap, (holds + 1, rater))
+    return given

@@ -1,0 +1,455 @@
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulfillment.policy.ordering import (
+    DEFAULT_SHARES,
+    MAX_CLAIMS,
+    Load,
+    Memory,
+    Pick,
+    longest_wait,
+    next_batches,
+    slack,
+)
+from fulfillment.policy.priority import PriorityClass
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HIGH, MIDDLE, LOW, BEST_EFFORT = PriorityClass
+BELOW_HIGH = [MIDDLE, LOW, BEST_EFFORT]
+PLENTY = 10_000
+
+
+def load(
+    workflow_id: int,
+    *,
+    owner: str = "ann",
+    cls: PriorityClass = HIGH,
+    ready: int = PLENTY,
+    work: int = 1000,
+    age_s: float = 3600,
+    left_s: float = 3600,
+) -> Load:
+    return Load(
+        workflow_id=workflow_id,
+        owner=owner,
+        priority_class=cls,
+        ready_batches=ready,
+        open_requests=work,
+        submitted_at=NOW - timedelta(seconds=age_s),
+        deadline_at=NOW + timedelta(seconds=left_s),
+    )
+
+
+def picks_of(loads: Sequence[Load], room: int, memory: Memory | None = None) -> dict[int, int]:
+    decision = next_batches(loads, room=room, now=NOW, memory=memory or Memory())
+    return {pick.workflow_id: pick.batches for pick in decision.picks}
+
+
+def left_after(loads: Sequence[Load], picks: Sequence[Pick]) -> list[Load]:
+    picked = {pick.workflow_id: pick.batches for pick in picks}
+    return [
+        replace(each, ready_batches=each.ready_batches - picked.get(each.workflow_id, 0))
+        for each in loads
+    ]
+
+
+def dispatches(
+    loads_at: Callable[[int], Sequence[Load]],
+    count: int,
+    *,
+    memory: Memory | None = None,
+    shares: Mapping[PriorityClass, float] = DEFAULT_SHARES,
+) -> Iterator[Load]:
+    """Serve `count` batches one pass each, from what is there at each of them."""
+    memory = memory or Memory()
+    for step in range(count):
+        loads = loads_at(step)
+        decision = next_batches(loads, room=1, now=NOW, memory=memory, shares=shares)
+        memory = decision.memory
+        yield next(each for each in loads if each.workflow_id == decision.picks[0].workflow_id)
+
+
+owners = st.sampled_from(["ann", "bob", "cem"])
+instants = st.floats(-4000, 4000).map(lambda s: NOW + timedelta(seconds=s))
+classes = st.sampled_from(PriorityClass)
+load_lists = st.lists(
+    st.builds(
+        Load,
+        workflow_id=st.integers(1, 99),
+        owner=owners,
+        priority_class=classes,
+        ready_batches=st.integers(0, 6),
+        open_requests=st.integers(0, 40),
+        submitted_at=instants,
+        deadline_at=instants,
+    ),
+    max_size=12,
+    unique_by=lambda each: each.workflow_id,
+)
+memories = st.builds(
+    Memory,
+    credits=st.dictionaries(st.sampled_from(BELOW_HIGH), st.floats(0, 1)),
+    queues=st.dictionaries(classes, st.lists(owners | st.just("gone"), unique=True).map(tuple)),
+    turns=st.frozensets(classes),
+)
+rooms = st.integers(0, 40)
+some_shares = st.fixed_dictionaries({cls: st.floats(0.02, 0.3) for cls in BELOW_HIGH})
+
+
+# What holds for all that comes in
+
+
+@given(loads=load_lists, room=rooms, memory=memories, data=st.data())
+def test_the_order_of_loads_does_not_matter(
+    loads: list[Load], room: int, memory: Memory, data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(loads))
+
+    assert next_batches(shuffled, room=room, now=NOW, memory=memory) == next_batches(
+        loads, room=room, now=NOW, memory=memory
+    )
+
+
+@given(loads=load_lists, room=rooms, memory=memories)
+def test_all_room_is_filled_while_anything_is_ready(
+    loads: list[Load], room: int, memory: Memory
+) -> None:
+    picks = picks_of(loads, room, memory)
+
+    assert sum(picks.values()) == min(room, sum(each.ready_batches for each in loads))
+
+
+@given(loads=load_lists, room=rooms, memory=memories)
+def test_no_workflow_gives_more_than_it_has_ready(
+    loads: list[Load], room: int, memory: Memory
+) -> None:
+    decision = next_batches(loads, room=room, now=NOW, memory=memory)
+    ready = {each.workflow_id: each.ready_batches for each in loads}
+
+    assert len({pick.workflow_id for pick in decision.picks}) == len(decision.picks)
+    assert all(1 <= pick.batches <= ready[pick.workflow_id] for pick in decision.picks)
+
+
+@given(loads=load_lists, first=rooms, second=rooms, memory=memories)
+def test_room_that_comes_in_two_portions_is_filled_as_at_once(
+    loads: list[Load], first: int, second: int, memory: Memory
+) -> None:
+    whole = next_batches(loads, room=first + second, now=NOW, memory=memory)
+
+    one = next_batches(loads, room=first, now=NOW, memory=memory)
+    two = next_batches(left_after(loads, one.picks), room=second, now=NOW, memory=one.memory)
+
+    in_portions: Counter[int] = Counter()
+    for pick in (*one.picks, *two.picks):
+        in_portions[pick.workflow_id] += pick.batches
+    assert in_portions == {pick.workflow_id: pick.batches for pick in whole.picks}
+    assert two.memory == whole.memory
+
+
+@given(loads=load_lists, room=rooms, memory=memories)
+def test_memory_keeps_no_owner_who_is_gone_from_a_served_class(
+    loads: list[Load], room: int, memory: Memory
+) -> None:
+    decision = next_batches(loads, room=room, now=NOW, memory=memory)
+    left = left_after(loads, decision.picks)
+    picked = {pick.workflow_id for pick in decision.picks}
+    served = {each.priority_class for each in loads if each.workflow_id in picked}
+
+    for cls, queue in decision.memory.queues.items():
+        if cls in served:
+            waiting = {
+                each.owner for each in left if each.priority_class is cls and each.ready_batches
+            }
+            assert sorted(queue) == sorted(waiting)
+
+
+def test_one_pass_claims_no_more_than_its_limit() -> None:
+    assert picks_of([load(1)], MAX_CLAIMS + 100) == {1: MAX_CLAIMS}
+
+
+@pytest.mark.parametrize("room", [0, -3])
+def test_without_room_nothing_leaves_and_memory_stays(room: int) -> None:
+    memory = Memory(credits={LOW: 0.5}, queues={HIGH: ("ann",)}, turns=frozenset({HIGH}))
+
+    decision = next_batches([load(1)], room=room, now=NOW, memory=memory)
+
+    assert decision.picks == ()
+    assert decision.memory == memory
+    assert decision.reason == "no room"
+
+
+def test_without_ready_batches_nothing_leaves() -> None:
+    decision = next_batches([load(1, ready=0)], room=9, now=NOW, memory=Memory())
+
+    assert decision.picks == ()
+    assert decision.reason == "nothing is ready"
+
+
+def test_the_reason_says_what_was_served_and_what_by_floor() -> None:
+    loads = [load(1), load(2, cls=LOW)]
+
+    decision = next_batches(loads, room=30, now=NOW, memory=Memory())
+
+    assert decision.reason == "room 30: high 28, low 2 (2 by floor)"
+
+
+def test_the_reason_calls_nothing_a_floor_that_was_due_anyway() -> None:
+    decision = next_batches([load(1, cls=MIDDLE)], room=20, now=NOW, memory=Memory())
+
+    assert decision.reason == "room 20: middle 20"
+
+
+# Classes
+
+
+def test_a_full_credit_that_must_wait_grows_no_more() -> None:
+    loads = [load(cls + 1, cls=cls) for cls in PriorityClass]
+    full = Memory(credits=dict.fromkeys(BELOW_HIGH, 1.0))
+
+    decision = next_batches(loads, room=1, now=NOW, memory=full)
+
+    assert decision.memory.credits == {MIDDLE: 0, LOW: 1, BEST_EFFORT: 1}
+
+
+@given(loads=load_lists, room=rooms, memory=memories)
+def test_without_shares_a_class_is_served_only_when_all_above_are_empty(
+    loads: list[Load], room: int, memory: Memory
+) -> None:
+    without_credit = replace(memory, credits={})
+
+    decision = next_batches(loads, room=room, now=NOW, memory=without_credit, shares={})
+
+    left = left_after(loads, decision.picks)
+    above = [each.priority_class for each in left if each.ready_batches]
+    served = {pick.workflow_id for pick in decision.picks}
+    lowest_served = max((e.priority_class for e in loads if e.workflow_id in served), default=HIGH)
+    assert all(cls >= lowest_served for cls in above)
+
+
+@given(loads=load_lists, room=rooms, memory=memories, shares=some_shares)
+def test_a_class_takes_no_more_than_its_share_while_one_above_waits(
+    loads: list[Load], room: int, memory: Memory, shares: Mapping[PriorityClass, float]
+) -> None:
+    decision = next_batches(loads, room=room, now=NOW, memory=memory, shares=shares)
+
+    left = left_after(loads, decision.picks)
+    highest = min((each.priority_class for each in left if each.ready_batches), default=BEST_EFFORT)
+    count = sum(pick.batches for pick in decision.picks)
+    for cls in BELOW_HIGH:
+        if cls > highest:
+            of_class = {each.workflow_id for each in loads if each.priority_class is cls}
+            took = sum(pick.batches for pick in decision.picks if pick.workflow_id in of_class)
+            assert took <= 1 + shares[cls] * count + 1e-6
+
+
+@given(
+    cls=st.sampled_from(BELOW_HIGH),
+    shares=some_shares,
+    memory=memories,
+    others=st.lists(st.sets(classes), min_size=1, max_size=7),
+)
+def test_no_class_waits_longer_than_its_bound(
+    cls: PriorityClass,
+    shares: Mapping[PriorityClass, float],
+    memory: Memory,
+    others: list[set[PriorityClass]],
+) -> None:
+    bound = longest_wait(cls, shares)
+
+    served = dispatches(
+        # The other classes come and go, this one always has work.
+        lambda step: [load(c + 1, cls=c) for c in others[step % len(others)] | {cls}],
+        bound,
+        memory=memory,
+        shares=shares,
+    )
+
+    assert any(each.priority_class is cls for each in served)
+
+
+@pytest.mark.parametrize(("cls", "wait"), [(MIDDLE, 7), (LOW, 14), (BEST_EFFORT, 52)])
+def test_waits_with_the_default_shares(cls: PriorityClass, wait: int) -> None:
+    assert longest_wait(cls) == wait
+
+
+def test_each_class_gets_its_floor_when_all_wait() -> None:
+    loads = [load(cls + 1, cls=cls) for cls in PriorityClass]
+
+    served = Counter(each.priority_class for each in dispatches(lambda _: loads, 1000))
+
+    # One in 7, in 14 and in 52.
+    assert served == {HIGH: 768, MIDDLE: 142, LOW: 71, BEST_EFFORT: 19}
+
+
+def test_an_idle_class_saves_up_one_dispatch_at_most() -> None:
+    full = Memory(credits=dict.fromkeys(BELOW_HIGH, 1.0))
+
+    assert picks_of([load(1), load(2, cls=LOW)], 10, full) == {1: 9, 2: 1}
+
+
+@pytest.mark.parametrize("age_s", [0, 10**6])
+def test_no_age_lifts_a_workflow_into_a_higher_class(age_s: float) -> None:
+    loads = [load(1, age_s=0), load(2, cls=MIDDLE, age_s=age_s, left_s=-1, work=1)]
+
+    assert picks_of(loads, 6) == {1: 6}
+
+
+# Workflows of a class
+
+
+@given(
+    each=st.builds(load, st.just(1), age_s=st.floats(-100, 4000), left_s=st.floats(-4000, 4000)),
+    sooner_s=st.floats(0, 4000),
+    later_s=st.floats(0, 4000),
+)
+def test_urgency_grows_as_time_runs_out(each: Load, sooner_s: float, later_s: float) -> None:
+    sooner = replace(each, deadline_at=each.deadline_at - timedelta(seconds=sooner_s))
+
+    assert slack(sooner, NOW) <= slack(each, NOW)
+    assert slack(each, NOW + timedelta(seconds=later_s)) <= slack(each, NOW)
+    assert 0.1 <= slack(each, NOW) <= 1
+
+
+@given(loads=load_lists, sooner_s=st.floats(0, 4000), data=st.data())
+def test_a_workflow_that_would_be_next_stays_so_with_a_sooner_deadline(
+    loads: list[Load], sooner_s: float, data: st.DataObject
+) -> None:
+    first = picks_of(loads, 1)
+    hurried = [
+        replace(each, deadline_at=each.deadline_at - timedelta(seconds=sooner_s))
+        if each.workflow_id in first
+        else each
+        for each in loads
+    ]
+
+    assert picks_of(hurried, 1) == first
+
+
+def test_the_shorter_job_goes_first() -> None:
+    assert picks_of([load(1, work=500), load(2, work=400)], 1) == {2: 1}
+
+
+def test_the_job_with_less_time_left_goes_first() -> None:
+    assert picks_of([load(1, work=500), load(2, work=600, left_s=600)], 1) == {2: 1}
+
+
+def test_equal_jobs_go_by_id() -> None:
+    assert picks_of([load(2), load(1, owner="bob")], 1) == {1: 1}
+
+
+@pytest.mark.parametrize(("work", "first"), [(9999, 2), (10_001, 1)])
+def test_a_late_job_counts_ten_times_at_most(work: int, first: int) -> None:
+    loads = [load(1, owner="ann", age_s=0), load(2, owner="bob", work=work, left_s=-(10**6))]
+
+    assert picks_of(loads, 1) == {first: 1}
+
+
+def test_earlier_work_of_an_owner_counts_for_the_later() -> None:
+    # The second of bob's jobs is shorter than ann's, but comes after his first.
+    first = load(2, owner="bob", work=300, ready=0)
+    second = load(3, owner="bob", work=301)
+
+    assert picks_of([load(1, work=500), first, second], 1) == {1: 1}
+
+
+def test_splitting_a_job_does_not_help() -> None:
+    whole = [load(1, work=100), load(2, owner="bob", work=100)]
+    split = [load(1, work=100), *(load(n, owner="bob", work=10, ready=1) for n in range(2, 12))]
+
+    of_bob = sum(count for number, count in picks_of(split, 20).items() if number > 1)
+
+    assert of_bob == picks_of(whole, 20)[2] == 10
+
+
+# Owners
+
+
+@given(loads=load_lists, room=st.integers(1, 40), memory=memories)
+def test_no_owner_takes_more_than_half_of_a_class_while_another_waits(
+    loads: list[Load], room: int, memory: Memory
+) -> None:
+    of_one_class = [replace(each, priority_class=MIDDLE) for each in loads]
+
+    decision = next_batches(of_one_class, room=room, now=NOW, memory=memory)
+
+    owner_of = {each.workflow_id: each.owner for each in loads}
+    took: Counter[str] = Counter()
+    for pick in decision.picks:
+        took[owner_of[pick.workflow_id]] += pick.batches
+    waiting = {e.owner for e in left_after(loads, decision.picks) if e.ready_batches}
+    for owner, count in took.items():
+        if waiting - {owner}:
+            assert count <= room // 2 + 1
+
+
+def test_half_of_a_class_is_served_shortest_first_and_half_in_turn() -> None:
+    loads = [load(1, work=1), load(2, owner="bob", work=2), load(3, owner="cem", work=3)]
+
+    assert picks_of(loads, 12) == {1: 6, 2: 3, 3: 3}
+
+
+def test_the_first_turn_goes_to_the_owner_whose_work_is_oldest() -> None:
+    loads = [
+        load(1, owner="zoe", work=9000, age_s=100),
+        load(2, owner="zoe", work=9000, age_s=10),
+        load(3, owner="ann", age_s=50),
+    ]
+
+    assert picks_of(loads, 1, Memory(turns=frozenset({HIGH}))).keys() <= {1, 2}
+
+
+@given(rivals=st.integers(1, 8), works=st.lists(st.integers(1, 9), min_size=8, max_size=8))
+def test_an_owner_waits_two_dispatches_for_each_before_it(rivals: int, works: list[int]) -> None:
+    flood = [load(n + 1, owner=f"rival {n}", work=works[n]) for n in range(rivals)]
+    victim = load(99, owner="victim", work=10**9)
+
+    before = Memory(queues={HIGH: tuple(each.owner for each in flood)})
+    served = dispatches(lambda _: [*flood, victim], 2 * (rivals + 1), memory=before)
+
+    assert victim in list(served)
+
+
+@pytest.mark.parametrize("portion", [1, 3, 8, 500])
+def test_a_flood_by_one_owner_leaves_half_to_the_other(portion: int) -> None:
+    # Each pass finds many new small jobs of one owner beside a large one of another.
+    victim = load(10**6, owner="victim", work=10**6)
+    memory = Memory()
+    of_victim = 0
+    for step in range(1000 // portion):
+        flood = [load(step * 500 + n, owner="flood", ready=10, work=120) for n in range(50)]
+        decision = next_batches([*flood, victim], room=portion, now=NOW, memory=memory)
+        memory = decision.memory
+        of_victim += sum(p.batches for p in decision.picks if p.workflow_id == 10**6)
+
+    assert of_victim >= 1000 // portion * portion // 2 - 1
+
+
+def test_owners_who_come_later_queue_behind_those_who_wait() -> None:
+    # At each step a new owner comes with a small job; without a queue the large one would starve.
+    def loads_at(step: int) -> list[Load]:
+        come = [load(n + 1, owner=f"new {n}", work=1, age_s=60 - n) for n in range(step + 1)]
+        return [*come, load(999, owner="old", work=10**6)]
+
+    served = [each.owner for each in dispatches(loads_at, 4)]
+
+    assert "old" in served
+
+
+def test_an_owner_alone_in_a_class_gets_all_of_it() -> None:
+    assert picks_of([load(1, ready=30), load(2, owner="bob", ready=0)], 20) == {1: 20}
+
+
+def test_a_class_that_is_not_served_remembers_who_waits_longest() -> None:
+    memory = Memory(queues={LOW: ("bob", "ann")}, turns=frozenset({LOW}))
+    loads = [load(1), load(2, cls=LOW, work=1), load(3, owner="bob", cls=LOW)]
+
+    decision = next_batches(loads, room=5, now=NOW, memory=memory)
+
+    assert decision.memory.queues[LOW] == ("bob", "ann")
+    assert decision.memory.turns >= {LOW}
