@@ -1,0 +1,131 @@
+"""Where a model is called, and what of that may be said in an error.
+
+Addresses, headers and keys come from the operator. A key may stand in a header, in the address'
+user part or in its query; none of them leaves this module in a message or a `repr`.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from multidict import CIMultiDict
+from yarl import URL
+
+DETAIL_LIMIT = 300
+SHORTEST_SECRET = 6
+"""Shorter header values are words like `1` or `true`: blotting them out would garble every text."""
+
+OWN_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",  # scores are small; unpacking costs CPU and invites bombs
+    "User-Agent": "airs",
+}
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+FORBIDDEN_IN_HEADER = re.compile(r"[\x00\r\n]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """One model behind one address; `url` is the server's base, without `/v2/...`."""
+
+    url: str
+    model_name: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 30.0
+    sends_priority: bool = False
+    """Whether the server knows Triton's `priority` and `timeout` parameters."""
+
+    def __repr__(self) -> str:
+        return f"Endpoint(host={host_of(self.url)!r}, model_name={self.model_name!r})"
+
+
+class InvalidEndpoint(ValueError):
+    """The operator registered an address or a header that cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Target:
+    """An endpoint made ready to be called."""
+
+    host: str
+    infer: URL
+    model: URL
+    ready: URL
+    headers: CIMultiDict[str]
+    secrets: tuple[str, ...]
+
+    def describe(self, prefix: str, text: str = "") -> str:
+        """Return a line for people: what happened, at which host, in whose words, no secrets."""
+        line = f"{prefix} from {self.host}"
+        words = " ".join(_printable(self.redact(text)).split())
+        return (f"{line}: {words}" if words else line)[:DETAIL_LIMIT]
+
+    def redact(self, text: str) -> str:
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def target_of(endpoint: Endpoint) -> Target:
+    """Return what is needed to call the endpoint; raise InvalidEndpoint."""
+    base = _base(endpoint.url)
+    headers = CIMultiDict(OWN_HEADERS)
+    login = ""
+    if base.user is not None:
+        login = base64.b64encode(f"{base.user}:{base.password or ''}".encode()).decode()
+        headers["Authorization"] = f"Basic {login}"
+    for name, value in endpoint.headers.items():
+        if not HEADER_NAME.fullmatch(name):
+            raise InvalidEndpoint("a header has a name that HTTP does not allow")
+        if FORBIDDEN_IN_HEADER.search(value):
+            raise InvalidEndpoint(f"header {name} holds a line break or NUL")
+        headers[name] = value
+    plain = base.with_user(None)
+    model = f"{plain.raw_path.rstrip('/')}/v2/models/{quote(endpoint.model_name, safe='')}"
+    return Target(
+        host=host_of(endpoint.url),
+        infer=_at(plain, f"{model}/infer"),
+        model=_at(plain, model),
+        ready=_at(plain, f"{plain.raw_path.rstrip('/')}/v2/health/ready"),
+        headers=headers,
+        secrets=tuple(sorted(_secrets(base, login, endpoint.headers), key=len, reverse=True)),
+    )
+
+
+def host_of(url: str) -> str:
+    """Return `host:port` of an address, however broken the rest of it is."""
+    try:
+        parsed = URL(url)
+        return f"{parsed.host}:{parsed.port}" if parsed.host else "?"
+    except ValueError:
+        return "?"
+
+
+def _base(url: str) -> URL:
+    try:
+        base = URL(url)
+    except ValueError as failure:
+        raise InvalidEndpoint("the address cannot be parsed") from failure
+    if base.scheme not in {"http", "https"} or not base.host:
+        raise InvalidEndpoint("the address needs http:// or https:// and a host")
+    return base
+
+
+def _at(base: URL, path: str) -> URL:
+    return base.with_path(path, encoded=True, keep_query=True)
+
+
+def _secrets(base: URL, login: str, headers: Mapping[str, str]) -> set[str]:
+    """Return all that must not be repeated, also without its `Bearer`."""
+    candidates = {login, base.user or "", base.password or "", base.raw_query_string}
+    candidates.update(base.query.values())
+    for value in headers.values():
+        candidates.update((value, value.partition(" ")[2]))
+    return {secret for secret in candidates if len(secret) >= SHORTEST_SECRET}
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
