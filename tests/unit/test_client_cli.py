@@ -1,0 +1,514 @@
+"""The `airs` command against a real HTTP server: what it prints where, and how it ends."""
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from airs_client import cli
+from airs_client.retries import Retries
+
+from tests import fake_api
+from tests.fake_api import TOKEN, FakeApi, problem, rating, workflow
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Airs = Callable[..., Ended]
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with fake_api.serving() as api:
+        yield api
+
+
+@pytest.fixture
+def environ(api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mapping[str, str]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("AIRS_HOME", "AIRS_PROFILE", "XDG_CONFIG_HOME", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AIRS_URL", api.url)
+    monkeypatch.setenv("AIRS_API_TOKEN", TOKEN)
+    return os.environ
+
+
+@pytest.fixture
+def airs(environ: Mapping[str, str], capfdbinary: pytest.CaptureFixture[bytes]) -> Airs:
+    def run(*arguments: str) -> Ended:
+        capfdbinary.readouterr()
+        code = cli.run(list(arguments))
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        return Ended(code, out.decode(), err.decode())
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"query_text": "a"}\n' * 3)
+    return str(path)
+
+
+def test_submit_prints_the_id_alone_and_talks_beside_it(airs: Airs, rows: str) -> None:
+    ended = airs("submit", rows, "--rater", "needs_met", "--deadline", "1h30m")
+
+    assert ended.code == 0
+    assert ended.out == "wf_1\n"
+    assert "3 rows accepted" in ended.err
+    assert "airs watch wf_1" in ended.err
+
+
+def test_submitting_the_same_file_twice_is_one_workflow_unless_told(airs: Airs, rows: str) -> None:
+    first = airs("submit", rows, "--rater", "needs_met")
+    second = airs("submit", rows, "--rater", "needs_met")
+    third = airs("submit", rows, "--rater", "needs_met", "--again")
+
+    assert first.out == second.out == "wf_1\n"
+    assert "sent before" in second.err
+    assert third.out == "wf_2\n"
+
+
+def test_standard_input_is_sent_like_a_file(
+    airs: Airs, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"query_text": "a"}\n')))
+
+    ended = airs("submit", "-", "--rater", "needs_met", "--priority", "90", "--deadline", "2h")
+
+    assert ended.code == 0
+    (call,) = api.calls("POST", "/workflows")
+    assert call.size == 20
+    assert call.params["name"] == "stdin"
+    assert call.params["priority"] == "90"
+    assert call.params["deadline_s"] == "7200"
+
+
+def test_refused_rows_are_shown_and_end_with_code_3(airs: Airs, api: FakeApi, rows: str) -> None:
+    api.rejected = [
+        {"line": n, "code": "missing_field", "detail": "query_text"} for n in range(1, 13)
+    ]
+
+    ended = airs("submit", rows, "--rater", "needs_met")
+
+    assert ended.code == 3
+    assert ended.out == "wf_1\n"
+    assert "12 rows refused" in ended.err
+    assert "line 10: missing_field: query_text" in ended.err
+    assert "line 11" not in ended.err
+    assert "… and 2 more" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("state", "failed", "code"),
+    [("COMPLETED", 0, 0), ("PARTIAL", 1, 3), ("FAILED", 300, 1), ("CANCELLED", 0, 1)],
+)
+def test_submit_and_wait_ends_as_the_workflow_does(
+    airs: Airs, api: FakeApi, rows: str, state: str, failed: int, code: int
+) -> None:
+    api.looks = deque([workflow(state=state, completed=300 - failed, failed=failed)])
+
+    ended = airs("submit", rows, "--rater", "needs_met", "--wait")
+
+    assert ended.code == code
+    assert ended.out == "wf_1\n"
+    assert f"{state} 300/300 (100%)" in ended.err
+
+
+def test_submit_and_wait_gives_one_json_document(airs: Airs, api: FakeApi, rows: str) -> None:
+    api.looks = deque([workflow(state="COMPLETED", completed=300)])
+
+    ended = airs("-o", "json", "submit", rows, "--rater", "needs_met", "--wait")
+
+    document = json.loads(ended.out)
+    assert (document["state"], document["accepted"]) == ("COMPLETED", 3)
+
+
+def test_watch_without_a_terminal_writes_plain_lines(airs: Airs, api: FakeApi) -> None:
+    api.looks = deque(
+        [
+            workflow(state="RUNNING", completed=60, archive=30, eta_s=40),
+            workflow(state="RUNNING", completed=90, archive=30),
+            workflow(state="PARTIAL", completed=298, failed=2, archive=30),
+        ]
+    )
+
+    ended = airs("watch", "wf_1")
+
+    assert ended.err.splitlines() == [
+        "RUNNING 60/300 (20%), hits 50%, ETA 40 s (20 s to 1 min 20 s)",
+        "PARTIAL 300/300 (100%), 2 failed, hits 10%",
+    ]
+    assert "mean score   0.5000 over 298 scored of 300" in ended.out
+    assert "\x1b" not in ended.out + ended.err
+    assert ended.code == 3
+
+
+def test_watch_outlives_a_server_that_restarts(
+    airs: Airs, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_WATCHING", Retries(max_retries=30, base_s=0.001, cap_s=0.01))
+    api.looks = deque([workflow(state="COMPLETED", completed=300)])
+    api.faults = deque([fake_api.Answer(hang_up=True)] * 10)
+
+    ended = airs("watch", "wf_1")
+
+    assert ended.code == 0
+    assert "trying again" in ended.err
+
+
+def test_ctrl_c_stops_watching_and_nothing_else(environ: Mapping[str, str], api: FakeApi) -> None:
+    api.looks = deque([workflow(state="RUNNING", completed=60)])
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "airs_client", "watch", "wf_1"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A test run in the background may have SIGINT ignored, which a child would inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with watching:
+        assert watching.stderr is not None
+        assert watching.stderr.readline().startswith("RUNNING 60/300")
+        watching.send_signal(signal.SIGINT)
+        out, err = watching.communicate(timeout=10)
+
+    assert watching.returncode == 130
+    assert "airs watch wf_1" in err
+    assert "the workflow goes on" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert {call.method for call in api.received} == {"GET"}
+
+
+def test_watch_on_a_terminal_shows_a_bar_and_no_colour_means_none(
+    environ: Mapping[str, str], api: FakeApi
+) -> None:
+    api.looks = deque(
+        [
+            workflow(state="RUNNING", completed=150, archive=75, eta_s=9),
+            workflow(state="COMPLETED", completed=300, archive=75),
+        ]
+    )
+
+    plain = watch_on_terminal({**environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "120"})
+    api.looks = deque([workflow(state="COMPLETED", completed=300)])
+    coloured = watch_on_terminal({**environ, "TERM": "xterm", "COLUMNS": "120"})
+
+    colours = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+    assert "━" in plain
+    assert "COMPLETED 300/300 (100%), hits 25%" in plain
+    assert not colours.search(plain)
+    assert colours.search(coloured)
+
+
+def watch_on_terminal(environ: Mapping[str, str]) -> str:
+    terminal, end_for_child = pty.openpty()
+    with (
+        os.fdopen(terminal, "rb", buffering=0) as screen,
+        subprocess.Popen(
+            [sys.executable, "-m", "airs_client", "watch", "wf_1"],
+            stdout=subprocess.DEVNULL,
+            stderr=end_for_child,
+            env=environ,
+        ) as watching,
+    ):
+        os.close(end_for_child)
+        shown = b""
+        try:
+            while piece := screen.read(4096):
+                shown += piece
+        except OSError:
+            # How Linux says that nobody holds the other end any more.
+            pass
+        assert watching.wait(timeout=10) == 0
+    return shown.decode()
+
+
+def test_status_shows_one_workflow_or_lists_them(airs: Airs, api: FakeApi) -> None:
+    api.looks = deque([workflow(state="RUNNING", completed=60, archive=30, eta_s=40)])
+
+    one, many = airs("status", "wf_1"), airs("status")
+
+    assert "requests     300: 60 completed, 240 pending, 0 running" in one.out
+    assert "hit rate 50%" in one.out
+    assert many.out.splitlines()[0].startswith("ID    STATE")
+    assert "wf_1  RUNNING  needs_met  60/300" in many.out
+    assert one.code == many.code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "wf_1", "-o", "json"),
+        ("-o", "json", "status", "wf_1"),
+        ("--output", "json", "watch", "wf_1"),
+        ("status", "--output", "json"),
+        ("cancel", "wf_1", "-o", "json"),
+        ("raters", "list", "-o", "json"),
+        ("-o", "json", "raters", "show", "needs_met"),
+        ("models", "list", "-o", "json"),
+        ("models", "show", "minilm", "-o", "json"),
+    ],
+)
+def test_json_is_given_everywhere(airs: Airs, api: FakeApi, arguments: tuple[str, ...]) -> None:
+    api.looks = deque([workflow(state="COMPLETED", completed=300)])
+
+    ended = airs(*arguments)
+
+    assert ended.code == 0
+    assert isinstance(json.loads(ended.out), dict)
+
+
+def test_json_keeps_fields_that_this_client_does_not_know(airs: Airs, api: FakeApi) -> None:
+    api.looks = deque([workflow(state="RUNNING")])
+
+    assert json.loads(airs("status", "wf_1", "-o", "json").out)["a_field_of_the_future"] == 1
+
+
+def test_raters_and_models_are_listed_and_shown(airs: Airs) -> None:
+    assert "needs_met  needs_met  minilm  integrated" in airs("raters", "list").out
+    assert "score_max  1.0" in airs("raters", "show", "needs_met").out
+    assert "minilm  hosted  oip       READY" in airs("models", "list").out
+    assert "protocol  oip" in airs("models", "show", "minilm").out
+
+
+def test_cancel_ends_the_workflow(airs: Airs, api: FakeApi) -> None:
+    ended = airs("cancel", "wf_1")
+
+    assert ended == Ended(0, "wf_1 CANCELLED\n", "")
+    assert len(api.calls("POST", "/workflows/wf_1/cancel")) == 1
+
+
+class TestResults:
+    @pytest.fixture(autouse=True)
+    def finished_workflow(self, api: FakeApi) -> None:
+        api.looks = deque([workflow(state="COMPLETED", total=5, completed=5)])
+        api.ratings = [rating(n) for n in range(5)]
+
+    def test_all_pages_go_to_standard_output(self, airs: Airs) -> None:
+        ended = airs("results", "wf_1")
+
+        records = [json.loads(line) for line in ended.out.removesuffix("\n").split("\n")]
+        assert [record["request_id"] for record in records] == [f"row-{n}" for n in range(5)]
+        assert ended.err == ""
+        assert ended.code == 0
+
+    def test_the_csv_of_all_pages_has_one_header(self, airs: Airs) -> None:
+        ended = airs("results", "wf_1", "--format", "csv")
+
+        assert ended.out.splitlines()[:2] == ["request_id,state,score", "row-0,COMPLETED,0.0"]
+        assert len(ended.out.splitlines()) == 6
+
+    def test_o_names_a_file(self, airs: Airs, tmp_path: Path) -> None:
+        ended = airs("results", "wf_1", "-o", "ratings.jsonl")
+
+        assert ended == Ended(0, "", "")
+        assert len((tmp_path / "ratings.jsonl").read_bytes().split(b"\n")) == 6
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [("results", "wf_1", "-o", "json"), ("-o", "json", "results", "wf_1")],
+    )
+    def test_o_json_means_json_here_too(
+        self, airs: Airs, tmp_path: Path, arguments: tuple[str, ...]
+    ) -> None:
+        ended = airs(*arguments)
+
+        assert ended.out.count("\n") == 5
+        assert not (tmp_path / "json").exists()
+
+    def test_a_file_is_not_touched_when_a_page_fails(
+        self, airs: Airs, api: FakeApi, tmp_path: Path
+    ) -> None:
+        (tmp_path / "ratings.jsonl").write_text("old")
+        ok = api.answer
+
+        def fail_second_page(call: fake_api.Received) -> fake_api.Answer:
+            return problem(500, "internal", "broken") if "cursor" in call.params else ok(call)
+
+        api.answer = fail_second_page  # type: ignore[method-assign]
+
+        ended = airs("results", "wf_1", "-o", "ratings.jsonl")
+
+        assert ended.code == 1
+        assert "internal: broken (HTTP 500" in ended.err
+        assert (tmp_path / "ratings.jsonl").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["ratings.jsonl"]
+
+    def test_a_directory_that_is_not_there_is_wrong_usage(self, airs: Airs, api: FakeApi) -> None:
+        ended = airs("results", "wf_1", "-o", "absent/ratings.jsonl")
+
+        assert ended.code == 2
+        assert api.received == []
+
+    def test_a_workflow_that_runs_is_said_to(self, airs: Airs, api: FakeApi) -> None:
+        api.looks = deque([workflow(state="RUNNING", total=9, completed=5)])
+
+        ended = airs("results", "wf_1")
+
+        assert ended.out.count("\n") == 5
+        assert "wf_1 has not ended: RUNNING 5/9" in ended.err
+        assert ended.code == 0
+
+    def test_missing_records_are_noticed(self, airs: Airs, api: FakeApi) -> None:
+        del api.ratings[3:]
+
+        ended = airs("results", "wf_1")
+
+        assert "3 records came for 5 requests" in ended.err
+        assert ended.code == 1
+
+    def test_a_reader_that_has_seen_enough_is_no_error(self, environ: Mapping[str, str]) -> None:
+        ended = subprocess.run(
+            f"{sys.executable} -m airs_client results wf_1 | head -n 1",
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+
+        assert "Traceback" not in ended.stderr
+        assert json.loads(ended.stdout)["request_id"] == "row-0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("submit", "rows.jsonl"),
+        ("submit", "absent.jsonl", "--rater", "needs_met"),
+        ("submit", "rows.jsonl", "--rater", "needs_met", "--priority", "101"),
+        ("submit", "rows.jsonl", "--rater", "needs_met", "--deadline", "soon"),
+        ("status", ""),
+        ("status", ".."),
+        ("results", "wf_1", "--format", "xml"),
+        ("results", "wf_1", "--format", "csv", "-o", "json"),
+        ("--profile", "absent", "status"),
+        ("--url", "nowhere", "status"),
+        ("explode",),
+    ],
+)
+def test_wrong_usage_ends_with_2_before_anything_is_sent(
+    airs: Airs, api: FakeApi, rows: str, arguments: tuple[str, ...]
+) -> None:
+    ended = airs(*arguments)
+
+    assert ended.code == 2
+    assert ended.err or ended.out
+    assert "Traceback" not in ended.err
+    assert api.received == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "wf_404"),
+        ("watch", "not-an-id"),
+        ("results", "00000000-0000-0000-0000-000000000000"),
+        ("cancel", "ids/with?odd#signs"),
+        ("raters", "show", "absent"),
+        ("models", "show", "absent"),
+        ("submit", "rows.jsonl", "--rater", "absent"),
+        ("submit", "rows.csv", "--rater", "needs_met"),
+    ],
+)
+def test_what_the_server_refuses_is_shown_as_it_says_with_a_remedy(
+    airs: Airs, rows: str, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "rows.csv").write_text("query_text\na\n")
+
+    ended = airs(*arguments)
+
+    assert ended.code == 1
+    assert re.search(r"^error: \w+: .+ \(HTTP 4\d\d, request req-\d+\)$", ended.err, re.M)
+    assert len(ended.err.splitlines()) >= 2
+    assert ended.out == ""
+
+
+def test_a_refused_file_shows_its_first_faults(airs: Airs, api: FakeApi, rows: str) -> None:
+    errors = [{"line": n, "code": "bad", "detail": "\x1b[31mred"} for n in range(1, 21)]
+    api.faults.append(problem(422, "duplicate_request_id", "ids repeat", errors=errors))
+
+    ended = airs("submit", rows, "--rater", "needs_met")
+
+    assert ended.code == 1
+    assert "error: duplicate_request_id: ids repeat (HTTP 422" in ended.err
+    assert ended.err.count("  line ") == 10
+    assert "… and 10 more" in ended.err
+    assert "request_id of its own" in ended.err
+    assert "\x1b" not in ended.err
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_do(
+    airs: Airs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_BRIEF", Retries(max_retries=1, base_s=0.001))
+    monkeypatch.setenv("AIRS_URL", "http://127.0.0.1:9")
+
+    ended = airs("status")
+
+    assert ended.code == 1
+    assert "cannot reach AIRS at http://127.0.0.1:9" in ended.err
+    assert "make up" in ended.err
+
+
+def test_a_missing_token_is_explained(airs: Airs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIRS_API_TOKEN")
+
+    ended = airs("status")
+
+    assert ended.code == 1
+    assert "AIRS_API_TOKEN" in ended.err
+
+
+def test_what_make_up_left_is_enough_to_begin(
+    airs: Airs, api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AIRS_URL")
+    monkeypatch.delenv("AIRS_API_TOKEN")
+    (tmp_path / ".airs").mkdir()
+    (tmp_path / ".airs" / "credentials.json").write_text(
+        json.dumps({"api_token": TOKEN, "url": api.url, "admin_user": "admin"})
+    )
+
+    assert airs("raters", "list").code == 0
+
+
+def test_the_version_is_shown(airs: Airs) -> None:
+    ended = airs("--version")
+
+    assert re.fullmatch(r"airs \d+\.\d+\.\d+\n", ended.out)
+    assert ended.code == 0
+
+
+def test_an_unforeseen_error_is_one_line(
+    airs: Airs, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(cli, "_show_workflow", explode)
+    api.looks = deque([workflow(state="RUNNING")])
+
+    ended = airs("status", "wf_1")
+
+    assert ended.code == 1
+    assert ended.err == "error: unexpected RuntimeError: a fault of ours\n"
