@@ -1,0 +1,260 @@
+"""Settings: the only place that reads the environment.
+
+Our own settings start with AIRS_, have a default that works on a laptop, and say their unit.
+Wrong ones fail here, at start, with the name of the variable and a remedy.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+def _integer(name: str, default: int, *, least: int = 0) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise ImproperlyConfigured(f"{name}={text!r} must be a whole number of at least {least}")
+    return value
+
+
+def _secret(path: Path) -> str:
+    """Return the installation's secret key, made on first use (mode 0600)."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        except FileExistsError:
+            return path.read_text()
+        with os.fdopen(handle, "w") as file:
+            file.write(key := os.urandom(48).hex())
+        return key
+
+
+def _database(url: str) -> dict[str, Any]:
+    """Turn `postgresql://user:pw@host:port/name?host=/socket/dir` into Django's dictionary."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"postgresql", "postgres"}:
+        raise ImproperlyConfigured(
+            f"DATABASE_URL must start with postgresql://, not {parts.scheme}"
+        )
+    options = dict(parse_qsl(parts.query))
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": unquote(parts.path.lstrip("/")) or "airs",
+        "USER": unquote(parts.username or options.pop("user", "")),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": options.pop("host", None) or parts.hostname or "",
+        "PORT": options.pop("port", None) or (str(parts.port) if parts.port else ""),
+        "CONN_MAX_AGE": 600,
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            # A process that stops inside a transaction must not hold its locks (design: no lock
+            # may stop the dispatcher); the dispatcher adds an idle_session_timeout of its own.
+            "options": "-c idle_in_transaction_session_timeout=5000 -c jit=off",
+            "connect_timeout": 5,
+            **options,
+        },
+    }
+
+
+AIRS_HOME = Path(os.environ.get("AIRS_HOME") or BASE_DIR / ".airs").resolve()
+"""Where embedded servers, logs, spool files, caches and secrets of this installation live."""
+
+_servers: dict[str, str] = {}
+if (_servers_file := AIRS_HOME / "run" / "servers.json").is_file():
+    _servers = json.loads(_servers_file.read_text())
+
+DATABASE_URL = os.environ.get("DATABASE_URL") or _servers.get("database_url", "postgresql:///airs")
+REDIS_URL = os.environ.get("REDIS_URL") or _servers.get("redis_url", "redis://127.0.0.1:6379/0")
+
+AIRS_PORT = _integer("AIRS_PORT", 8000, least=1)
+FLOWER_PORT = _integer("FLOWER_PORT", 5555, least=1)
+AIRS_API_TOKEN = os.environ.get("AIRS_API_TOKEN", "")
+AIRS_ADMIN_PASSWORD = os.environ.get("AIRS_ADMIN_PASSWORD", "")
+AIRS_MAX_UPLOAD_BYTES = _integer("AIRS_MAX_UPLOAD_BYTES", 1 << 30, least=1)
+"""Bytes of an upload after decompression."""
+AIRS_MAX_JSON_BYTES = _integer("AIRS_MAX_JSON_BYTES", 64 << 20, least=1)
+"""Bytes of a JSON body, which is parsed in memory; NDJSON is not."""
+AIRS_CHECKPOINT_ROOT = Path(
+    os.environ.get("AIRS_CHECKPOINT_ROOT") or AIRS_HOME / "checkpoints"
+).resolve()
+AIRS_EXECUTOR_CONCURRENCY = _integer("AIRS_EXECUTOR_CONCURRENCY", 8, least=1)
+"""Messages (of up to eight batches) that one executor process works on at a time."""
+AIRS_ALLOWED_PRIVATE_HOSTS = tuple(
+    filter(None, os.environ.get("AIRS_ALLOWED_PRIVATE_HOSTS", "").split(","))
+)
+
+
+def _half_of_free_disk() -> int:
+    place = next(p for p in (AIRS_HOME, *AIRS_HOME.parents) if p.exists())
+    return shutil.disk_usage(place).free // 2
+
+
+AIRS_MAX_BACKLOG_BYTES = _integer("AIRS_MAX_BACKLOG_BYTES", _half_of_free_disk(), least=1)
+"""Size of the fulfillment tables above which intake answers 507 `backlog_full`."""
+
+AIRS_SPOOL = AIRS_HOME / "spool"
+
+# What fulfillment must know of plug-ins and models arrives by name: it imports neither.
+AIRS_RATER_PLUGINS = "workers.autoraters.description.describe"
+AIRS_MODEL_DIRECTORY = "models_admin.directory.directory"
+
+SECRET_KEY = os.environ.get("AIRS_SECRET_KEY") or _secret(AIRS_HOME / "run" / "secret_key")
+DEBUG = False
+ALLOWED_HOSTS = os.environ.get("AIRS_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").split(",")
+CSRF_TRUSTED_ORIGINS = list(filter(None, os.environ.get("AIRS_TRUSTED_ORIGINS", "").split(",")))
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_celery_beat",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "airs_site.apps.AirsSiteConfig",
+    "fulfillment.apps.FulfillmentConfig",
+    "models_admin.apps.ModelsAdminConfig",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "airs_site.request_id.RequestIdMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "airs_site.urls"
+WSGI_APPLICATION = "airs_site.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = {"default": _database(DATABASE_URL)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+
+STATIC_URL = "/static/"
+STATIC_ROOT = AIRS_HOME / "static"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = False
+
+# Uploads are streamed by our own views; this bounds what Django itself would read into memory.
+DATA_UPLOAD_MAX_MEMORY_SIZE = AIRS_MAX_JSON_BYTES
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["fulfillment.authentication.TokenAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "airs_site.problems.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+    "STRICT_JSON": True,
+}
+
+SPECTACULAR_SETTINGS = {
+    "TITLE": "AIRS",
+    "DESCRIPTION": "AI Rater Service: submit workflows of rating requests, read their ratings.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": os.environ.get("AIRS_LOG_LEVEL", "INFO")},
+}
+
+# Celery, as the traps of the design ask: no result backend, no ETA, late acknowledgement, a
+# prefetch of one, ten real priority steps, a broker connection that notices a dead peer.
+CELERY_BROKER_URL = REDIS_URL
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_TASK_SEND_SENT_EVENT = False
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_DEFAULT_QUEUE = "control"
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "priority_steps": list(range(10)),
+    "sep": ":",
+    "queue_order_strategy": "priority",
+    # Far above the longest task: leases in PostgreSQL, not the broker, give work back.
+    "visibility_timeout": 6 * 3600,
+    "unacked_restore_interval": 10,
+    "socket_timeout": 10,
+    "socket_connect_timeout": 5,
+    "socket_keepalive": True,
+    "health_check_interval": 10,
+    "retry_on_timeout": True,
+}
+CELERY_BROKER_POOL_LIMIT = 4
+# Without this Celery's Django fixup closes the database connection around every task.
+CELERY_DB_REUSE_MAX = 1_000_000
+CELERY_TIMEZONE = "UTC"
+CELERY_ENABLE_UTC = True
+CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_BEAT_MAX_LOOP_INTERVAL = 5
+DJANGO_CELERY_BEAT_TZ_AWARE = True
+CELERY_BEAT_SCHEDULE = {
+    "completion": {"task": "fulfillment.check_completion", "schedule": 5.0},
+    "retention": {"task": "fulfillment.erase_expired", "schedule": 60.0},
+}

@@ -1,0 +1,17 @@
+"""Addresses: admin, REST, schema and health."""
+
+from django.contrib import admin
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+
+from airs_site import health
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/v1/", include("fulfillment.urls")),
+    path("api/v1/", include("models_admin.urls")),
+    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("healthz", health.live),
+    path("readyz", health.ready),
+]
