@@ -1,0 +1,611 @@
+"""The shapes of the REST API: what is taken, checked field by field, and what is answered.
+
+Serializers check small bodies and describe all of them in the OpenAPI document; rows and ratings
+never pass through one. A value is taken as its JSON type says and never coerced; query parameters,
+which are text, are read by `text=True` in the serializer's context.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+
+from rest_framework import serializers
+
+from fulfillment.models import (
+    KeyLevel,
+    Mode,
+    Purpose,
+    Rater,
+    RaterVersion,
+    Role,
+    Trigger,
+    Workflow,
+)
+from fulfillment.policy.batching import MAX_BATCH_SIZE
+from fulfillment.policy.lifecycle import DISPATCHED, WorkflowState
+from fulfillment.policy.priority import DEFAULT_SCORE
+from fulfillment.raters import MAX_ATTEMPTS, MAX_DEADLINE_S, MAX_FRESHNESS_S
+from fulfillment.results import MAX_PAGE, STATES
+
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_WORDS = {"true": True, "false": False}
+
+
+class _Typed:
+    """Refuses other JSON types than its own; query parameters are text."""
+
+    context: dict[str, Any]
+
+    def is_text(self) -> bool:
+        """Say whether the value comes from a query parameter."""
+        return bool(self.context.get("text"))
+
+
+def _refuse(detail: str, code: str = "bad_type") -> NoReturn:
+    raise serializers.ValidationError(detail, code=code)
+
+
+class WholeField(_Typed, serializers.IntegerField):
+    """A whole number."""
+
+    def to_internal_value(self, data: Any) -> int:
+        whole = _WHOLE.fullmatch(data) if self.is_text() else type(data) is int
+        return int(data) if whole else _refuse("Must be a whole number.")
+
+
+class NumberField(_Typed, serializers.FloatField):
+    """A finite number."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if not (_NUMBER.fullmatch(data) if self.is_text() else type(data) in (int, float)):
+            _refuse("Must be a number.")
+        try:
+            value = float(data)
+        except OverflowError:
+            value = math.inf
+        return value if math.isfinite(value) else _refuse("Is beyond a double.", "bad_number")
+
+
+class SwitchField(_Typed, serializers.BooleanField):
+    """true or false, and nothing that looks like it."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        value = _WORDS.get(data) if self.is_text() else data
+        return value if isinstance(value, bool) else _refuse("Must be true or false.")
+
+
+class TextField(serializers.CharField):
+    """A string, kept as sent."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"trim_whitespace": False, **options})
+
+    def to_internal_value(self, data: Any) -> str:
+        return data if isinstance(data, str) else _refuse("Must be a string.")
+
+
+class ChoiceField(serializers.ChoiceField):
+    """One of a closed set."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, str):
+            _refuse("Must be a string.")
+        return super().to_internal_value(data)
+
+
+class ObjectField(serializers.JSONField):
+    """A JSON object."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        return data if isinstance(data, dict) else _refuse("Must be an object.")
+
+
+class SlugField(TextField):
+    """An id that an operator chooses."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=64, **options)
+
+    def to_internal_value(self, data: Any) -> str:
+        value = super().to_internal_value(data)
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", value):
+            _refuse("1 to 64 letters, digits, - and _.", "bad_id")
+        return value
+
+
+Plain = serializers.Serializer[Any]
+"""Base of shapes that belong to no model."""
+
+
+class CacheForm(Plain):
+    """How a workflow uses the archive."""
+
+    max_age_s = WholeField(
+        required=False, allow_null=True, min_value=0, max_value=MAX_FRESHNESS_S,
+        help_text="Take archive ratings younger than this only.",
+    )  # fmt: skip
+    bypass = SwitchField(
+        required=False, help_text="Take no archive rating made before this workflow was accepted."
+    )
+    no_store = SwitchField(required=False, help_text="Do not offer the new ratings to others.")
+
+
+class WorkflowFields(Plain):
+    """Fields of a new workflow, whether in a JSON body or as query parameters of an upload."""
+
+    rater = SlugField()
+    name = TextField(required=False, allow_blank=True, max_length=256)
+    priority = WholeField(
+        required=False, min_value=0, max_value=100, default=DEFAULT_SCORE,
+        help_text="A larger number is more urgent.",
+    )  # fmt: skip
+    best_effort = SwitchField(required=False, help_text="Below every other class.")
+    trigger = ChoiceField(required=False, choices=Trigger.choices)
+    purpose = ChoiceField(required=False, choices=Purpose.choices)
+    batch_size = WholeField(required=False, min_value=1, max_value=MAX_BATCH_SIZE)
+    deadline_s = WholeField(
+        required=False, min_value=1, max_value=MAX_DEADLINE_S,
+        help_text="No new try starts later than this; the rater's by default.",
+    )  # fmt: skip
+    max_duration_s = WholeField(
+        required=False, min_value=1, max_value=MAX_DEADLINE_S,
+        help_text="The workflow ends at the latest then.",
+    )  # fmt: skip
+    complete_when = NumberField(
+        required=False, min_value=0.0, max_value=1.0, default=1.0,
+        help_text="Share of requests that must have ended for the workflow to count as finished.",
+    )  # fmt: skip
+
+    def validate_complete_when(self, value: float) -> float:
+        return value if value > 0 else _refuse("Must be above 0.", "out_of_range")
+
+
+class WorkflowParameters(WorkflowFields, CacheForm):
+    """Query parameters of an upload: the fields of a workflow, those of `cache` flat."""
+
+    close = SwitchField(
+        required=False, default=True, help_text="false leaves the workflow open for more rows."
+    )
+
+
+class UploadParameters(WorkflowParameters):
+    """The same, as the OpenAPI document shows them: a JSON body needs none."""
+
+    rater = SlugField(required=False, help_text="Required unless the body is JSON.")
+
+
+class RowShape(Plain):
+    """A request row. Other fields are kept with the row and are no part of its key."""
+
+    request_id = TextField(required=False, max_length=512, help_text="Unique in the workflow.")
+    query_id = TextField(required=False, max_length=512)
+    query_text = TextField(help_text="`query` is accepted as an alias.")
+    result_id = TextField(required=False, max_length=512)
+    url = TextField(required=False, max_length=16_384)
+    title = TextField(required=False)
+    text = TextField(required=False)
+    html = TextField(required=False)
+    context = ObjectField(required=False)  # type: ignore[assignment]
+    side = ChoiceField(required=False, choices=["test", "base"])
+    result_weight = NumberField(required=False)
+    query_weight = NumberField(required=False)
+
+
+class WorkflowForm(WorkflowFields):
+    """A new workflow as JSON. With `requests` and no `close: false` it is closed at once."""
+
+    cache = CacheForm(required=False)
+    close = SwitchField(required=False, help_text="true by default if there are `requests`.")
+
+
+class WorkflowBody(WorkflowForm):
+    """The JSON body of `POST /workflows`."""
+
+    requests = RowShape(many=True, required=False)
+
+
+class RowsBody(Plain):
+    """The JSON body of `POST /workflows/{id}/requests`; a bare list of rows serves as well."""
+
+    requests = RowShape(many=True)
+
+
+class RowProblem(Plain):
+    """A row that was refused alone."""
+
+    line = serializers.IntegerField(help_text="Physical line, or index in the list, from 1.")
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
+class RowWarning(Plain):
+    """What was repaired in an accepted row."""
+
+    line = serializers.IntegerField()
+    request_id = serializers.CharField()
+    code = serializers.CharField()
+
+
+class Acceptance(Plain):
+    """What became of the rows of an upload."""
+
+    accepted = serializers.IntegerField()
+    hits = serializers.IntegerField(help_text="Answered by the archive at once.")
+    coalesced = serializers.IntegerField(help_text="Equal rows inside the upload.")
+    pending = serializers.IntegerField(help_text="Distinct items to be rated.")
+    rejected = RowProblem(many=True)
+    rejected_count = serializers.IntegerField()
+    warnings = RowWarning(many=True)
+
+
+class CountsShape(Plain):
+    """Requests by state."""
+
+    total = serializers.IntegerField()
+    pending = serializers.IntegerField()
+    running = serializers.IntegerField()
+    retrying = serializers.IntegerField()
+    completed = serializers.IntegerField()
+    failed = serializers.IntegerField()
+    timed_out = serializers.IntegerField()
+    cancelled = serializers.IntegerField()
+
+
+class SourcesShape(Plain):
+    """Completed requests by where their score came from."""
+
+    archive = serializers.IntegerField()
+    coalesced = serializers.IntegerField()
+    model = serializers.IntegerField()
+
+
+class EtaShape(Plain):
+    """Seconds to the end at the pace so far, and the range in which it probably lies."""
+
+    seconds = serializers.IntegerField()
+    low = serializers.IntegerField()
+    high = serializers.IntegerField()
+
+
+class LinksShape(Plain):
+    """Addresses that belong to a workflow."""
+
+    self = serializers.CharField()
+    ratings = serializers.CharField()
+    requests = serializers.CharField()
+    close = serializers.CharField()
+    cancel = serializers.CharField()
+
+
+class WorkflowShape(Plain):
+    """A workflow and its progress, read in one snapshot."""
+
+    id = serializers.CharField()
+    name = serializers.CharField(allow_blank=True)
+    rater = serializers.CharField()
+    rater_version = serializers.CharField()
+    owner = serializers.CharField()
+    priority = serializers.IntegerField()
+    best_effort = serializers.BooleanField()
+    trigger = serializers.ChoiceField(choices=Trigger.choices)
+    purpose = serializers.ChoiceField(choices=Purpose.choices)
+    batch_size = serializers.IntegerField()
+    complete_when = serializers.FloatField()
+    round = serializers.IntegerField()
+    state = serializers.ChoiceField(choices=[state.name for state in WorkflowState])
+    counts = CountsShape()
+    sources = SourcesShape()
+    mean_score = serializers.FloatField(allow_null=True, help_text="Over COMPLETED only.")
+    scored = serializers.IntegerField(help_text="How many scores `mean_score` runs over.")
+    eta = EtaShape(allow_null=True)
+    model_calls = serializers.IntegerField()
+    attempts = serializers.IntegerField()
+    accelerator_seconds = serializers.FloatField()
+    created_at = serializers.DateTimeField()
+    closed_at = serializers.DateTimeField(allow_null=True)
+    started_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+    deadline_at = serializers.DateTimeField()
+    ends_at = serializers.DateTimeField()
+    links = LinksShape()
+
+
+class SubmissionShape(WorkflowShape, Acceptance):
+    """A workflow and what became of the rows sent with it."""
+
+
+class WorkflowList(Plain):
+    """Workflows, newest first; `next` is the cursor of the following page."""
+
+    items = WorkflowShape(many=True)
+    next = serializers.CharField(allow_null=True)
+
+
+class RatingShape(Plain):
+    """The record of one request; `score` is null unless it is COMPLETED."""
+
+    request_id = serializers.CharField()
+    query_id = serializers.CharField(allow_null=True)
+    result_id = serializers.CharField(allow_null=True)
+    side = serializers.ChoiceField(choices=["test", "base"], allow_null=True)
+    state = serializers.ChoiceField(choices=list(STATES))
+    score = serializers.FloatField(allow_null=True)
+    label = serializers.CharField(allow_null=True)  # type: ignore[assignment]
+    output = serializers.JSONField(allow_null=True)
+    source = serializers.ChoiceField(  # type: ignore[assignment]
+        choices=["archive", "coalesced", "model"], allow_null=True
+    )
+    error = serializers.CharField(allow_null=True)
+    attempts = serializers.IntegerField()
+    rated_at = serializers.DateTimeField(allow_null=True)
+    age_s = serializers.IntegerField(
+        allow_null=True, help_text="Age of an archive rating when it was taken."
+    )
+    rater_version = serializers.CharField()
+    warnings = serializers.ListField(child=serializers.CharField())
+
+
+class WorkflowQuery(Plain):
+    """Query parameters of `GET /workflows`."""
+
+    state = ChoiceField(
+        required=False,
+        choices=[state.name for state in WorkflowState if state is not WorkflowState.RECEIVING],
+    )
+    owner = TextField(required=False, max_length=150)
+    rater = SlugField(required=False)
+    cursor = TextField(required=False, max_length=200)
+    limit = WholeField(required=False, default=100, min_value=1, max_value=500)
+
+
+class RatingQuery(Plain):
+    """Query parameters of `GET /workflows/{id}/ratings`."""
+
+    state = ChoiceField(required=False, choices=list(STATES))
+    format = ChoiceField(required=False, choices=["jsonl", "csv"], default="jsonl")
+    cursor = TextField(required=False, max_length=200)
+    limit = WholeField(required=False, default=MAX_PAGE, min_value=1, max_value=MAX_PAGE)
+
+
+class RaterFields(Plain):
+    """Settings of a rater."""
+
+    autorater = SlugField()
+    model = SlugField()
+    mode = ChoiceField(required=False, choices=Mode.choices)
+    key_level = ChoiceField(required=False, choices=KeyLevel.choices)
+    freshness_s = WholeField(required=False, min_value=1, max_value=MAX_FRESHNESS_S)
+    deadline_s = WholeField(required=False, min_value=1, max_value=MAX_DEADLINE_S)
+    max_qps = NumberField(required=False, allow_null=True, min_value=0.001, max_value=1e6)
+    batch_size = WholeField(required=False, min_value=1, max_value=MAX_BATCH_SIZE)
+    max_attempts = WholeField(required=False, min_value=1, max_value=MAX_ATTEMPTS)
+    score_min = NumberField(required=False)
+    score_max = NumberField(required=False)
+    integer_scores = SwitchField(required=False)
+    prompt_template = TextField(required=False, allow_blank=True)
+    config = ObjectField(required=False)
+
+
+class RaterForm(RaterFields):
+    """A new rater."""
+
+    id = SlugField()
+    score_min = NumberField()
+    score_max = NumberField()
+
+
+class RaterChanges(RaterFields):
+    """Changes of a rater; what decides the score makes a new version."""
+
+    paused = SwitchField(required=False, help_text="false lets a paused rater send again.")
+
+
+class PauseShape(Plain):
+    """Why a rater sends nothing."""
+
+    code = serializers.CharField()
+    detail = serializers.CharField(allow_blank=True)
+    at = serializers.DateTimeField(allow_null=True)
+
+
+class RaterShape(Plain):
+    """A rater."""
+
+    id = serializers.CharField()
+    autorater = serializers.CharField()
+    model = serializers.CharField()
+    mode = serializers.ChoiceField(choices=Mode.choices)
+    key_level = serializers.ChoiceField(choices=KeyLevel.choices)
+    freshness_s = serializers.IntegerField()
+    deadline_s = serializers.IntegerField()
+    max_qps = serializers.FloatField(allow_null=True)
+    batch_size = serializers.IntegerField()
+    max_attempts = serializers.IntegerField()
+    score_min = serializers.FloatField()
+    score_max = serializers.FloatField()
+    integer_scores = serializers.BooleanField()
+    prompt_template = serializers.CharField(allow_blank=True)
+    config = serializers.JSONField()
+    version = serializers.IntegerField(allow_null=True)
+    paused = PauseShape(allow_null=True)
+    created_at = serializers.DateTimeField()
+
+
+class RaterList(Plain):
+    """Raters by id."""
+
+    items = RaterShape(many=True)
+    next = serializers.CharField(allow_null=True)
+
+
+class RaterVersionShape(Plain):
+    """A rater version: everything that decides a score."""
+
+    version = serializers.IntegerField()
+    rater = serializers.CharField()
+    digest = serializers.UUIDField()
+    current = serializers.BooleanField()
+    spec = serializers.JSONField()
+    created_at = serializers.DateTimeField()
+    retired_at = serializers.DateTimeField(allow_null=True)
+
+
+class RaterVersionList(Plain):
+    """Versions of a rater, newest first."""
+
+    items = RaterVersionShape(many=True)
+    next = serializers.CharField(allow_null=True)
+
+
+class TokenForm(Plain):
+    """A new token."""
+
+    user = TextField(max_length=150)
+    role = ChoiceField(choices=Role.choices)
+    expires_at = serializers.DateTimeField(required=False, allow_null=True)
+
+
+class TokenShape(Plain):
+    """A token, without its secret."""
+
+    id = serializers.CharField()
+    user = serializers.CharField()
+    role = serializers.ChoiceField(choices=Role.choices)
+    hint = serializers.CharField(help_text="Last characters of the secret.")
+    created_at = serializers.DateTimeField()
+    expires_at = serializers.DateTimeField(allow_null=True)
+
+
+class IssuedTokenShape(TokenShape):
+    """A new token with its secret, which is shown this once."""
+
+    secret = serializers.CharField()
+
+
+class TokenList(Plain):
+    """Tokens, oldest first."""
+
+    items = TokenShape(many=True)
+    next = serializers.CharField(allow_null=True)
+
+
+class ProblemPlace(Plain):
+    """One place in the input that is wrong."""
+
+    field = serializers.CharField(required=False)
+    line = serializers.IntegerField(required=False)
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
+class ProblemShape(Plain):
+    """RFC 9457 problem document."""
+
+    type = serializers.CharField()
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    detail = serializers.CharField()
+    code = serializers.CharField(help_text="Stable; meant for programs.")
+    instance = serializers.CharField(help_text="The request's id, as in X-Request-Id.")
+    errors = ProblemPlace(many=True, required=False)  # type: ignore[assignment]
+
+
+LEAST_DONE_FOR_ETA = 10
+_LEAST_SPREAD = 1.2
+
+
+def estimate(
+    workflow: Workflow, progress: Mapping[str, Any], *, now: datetime
+) -> dict[str, int] | None:
+    """Return when a workflow will end at the pace since it started; None while that says nothing.
+
+    Hits of the archive count as done, but not as pace. The range widens with few results; it knows
+    nothing of work that others may submit.
+    """
+    if workflow.started_at is None or workflow.state not in DISPATCHED:
+        return None
+    counts, sources = progress["counts"], progress["sources"]
+    ended = sum(counts[name] for name in ("completed", "failed", "timed_out", "cancelled"))
+    worked = ended - sources["archive"]
+    elapsed_s = (now - workflow.started_at) / timedelta(seconds=1)
+    if worked < LEAST_DONE_FOR_ETA or elapsed_s <= 0:
+        return None
+    most_s = max(0.0, (workflow.ends_at - now) / timedelta(seconds=1))
+    seconds = min((counts["total"] - ended) * elapsed_s / worked, most_s)
+    spread = max(_LEAST_SPREAD, 1 + 2 / math.sqrt(worked))
+    return {
+        "seconds": math.ceil(seconds),
+        "low": math.floor(seconds / spread),
+        "high": math.ceil(min(seconds * spread, most_s)),
+    }
+
+
+def workflow_as_json(
+    workflow: Workflow, progress: Mapping[str, Any], *, now: datetime
+) -> dict[str, Any]:
+    """Return what clients see of a workflow."""
+    address = f"/api/v1/workflows/{workflow.public_id}"
+    same = (
+        "name", "owner", "priority", "best_effort", "trigger", "purpose", "batch_size",
+        "complete_when", "round", "created_at", "closed_at", "started_at", "finished_at",
+        "deadline_at", "ends_at",
+    )  # fmt: skip
+    return {
+        "id": workflow.public_id,
+        "rater": workflow.rater_id,
+        "rater_version": f"{workflow.rater_id}@{workflow.rater_version.number}",
+        "state": WorkflowState(workflow.state).name,
+        **{name: getattr(workflow, name) for name in same},
+        **progress,
+        "eta": estimate(workflow, progress, now=now),
+        "links": {
+            "self": address,
+            **{name: f"{address}/{name}" for name in ("ratings", "requests", "close", "cancel")},
+        },
+    }
+
+
+def rater_as_json(rater: Rater) -> dict[str, Any]:
+    """Return what clients see of a rater."""
+    paused = None
+    if rater.paused_code:
+        paused = {
+            "code": rater.paused_code,
+            "detail": rater.paused_detail,
+            "at": rater.paused_at,
+        }
+    same = (
+        "autorater", "mode", "key_level", "freshness_s", "deadline_s", "max_qps", "batch_size",
+        "max_attempts", "score_min", "score_max", "integer_scores", "prompt_template", "config",
+    )  # fmt: skip
+    return {
+        "id": rater.pk,
+        "model": rater.model_id,
+        **{name: getattr(rater, name) for name in same},
+        "version": rater.current_version.number if rater.current_version else None,
+        "paused": paused,
+        "created_at": rater.created_at,
+    }
+
+
+def version_as_json(version: RaterVersion, *, current_id: int | None) -> dict[str, Any]:
+    """Return what clients see of a rater version."""
+    return {
+        "version": version.number,
+        "rater": version.rater_id,
+        "digest": str(version.digest),
+        "current": version.pk == current_id,
+        "spec": version.spec,
+        "created_at": version.created_at,
+        "retired_at": version.retired_at,
+    }
+
+
+def checked(form: Plain) -> Mapping[str, Any]:
+    """Return the values of a form that were given or have a default; raise ValidationError."""
+    form.is_valid(raise_exception=True)
+    values: Mapping[str, Any] = form.validated_data
+    return values

@@ -1,0 +1,54 @@
+"""The dispatcher's bell: a bounded Redis list that wakes it and carries what calls met.
+
+Lossy by design: PostgreSQL holds the truth and the dispatcher looks each second anyway. A broker
+that is away must not fail the caller, whose transaction has committed.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import orjson
+import redis
+from django.conf import settings
+
+logger = logging.getLogger(__name__)
+
+_KEY = "airs:bell"
+_MOST = 1_000
+
+
+@cache
+def _client() -> "redis.Redis[bytes]":
+    # Small time limits: a dead broker costs a ringer little.
+    return redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=2,
+        socket_connect_timeout=1,
+        health_check_interval=10,
+    )
+
+
+def ring(**signal: Any) -> None:
+    """Wake the dispatcher; `signal` tells it what calls met."""
+    try:
+        with _client().pipeline(transaction=False) as pipeline:
+            pipeline.rpush(_KEY, orjson.dumps(signal))
+            pipeline.ltrim(_KEY, -_MOST, -1)
+            pipeline.execute()
+    except redis.RedisError as error:
+        logger.debug("bell not rung", extra={"error": str(error)})
+
+
+def listen(*, timeout_s: float) -> Sequence[dict[str, Any]]:
+    """Wait for a ring and return all signals there are; empty after `timeout_s`.
+
+    Raises redis.RedisError when the broker is away: the caller must wait by itself.
+    """
+    client = _client()
+    rung: Any = client.blpop([_KEY], timeout=timeout_s)
+    if rung is None:
+        return []
+    more: Any = client.lpop(_KEY, _MOST) or []
+    return [orjson.loads(data) for data in (rung[1], *more)]

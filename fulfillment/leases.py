@@ -1,0 +1,395 @@
+"""Leases: how a batch is taken over, kept, given back by its executor, or taken from a dead one.
+
+Two leases, one fence. The claim (dispatch) gives a short pick-up lease; the executor's first
+statement takes the batch over for the length of its calls. Every write of an executor names the
+fence it was given and counts only if that is still the batch's: whoever lost a lease writes
+nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from fulfillment import outcomes
+from fulfillment.outcomes import NewRating, Outcome
+from fulfillment.policy.lifecycle import DISPATCHED, BatchState, RequestState, Source
+
+PICK_UP = timedelta(seconds=15)
+"""From the claim to the executor's first statement; then the message counts as lost."""
+SILENCE = timedelta(seconds=15)
+"""An executor without heartbeat for so long is dead: its leases end."""
+MARGIN = timedelta(seconds=15)
+"""What a lease has beyond the longest call, to write what came back."""
+LOST_BEFORE_SINGLES = 3
+"""Started tries whose executor died, after which the items run one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """A batch in the hands of an executor."""
+
+    batch_id: int
+    fence: int
+    replica: str
+    workflow_id: int
+    rater_version_id: int
+    rater_id: str
+    positions: Sequence[int]
+    item_of: Sequence[int]
+    fingerprints: Sequence[str]
+    sent: int
+    attempts: int
+    lost: int
+    priority: int
+    best_effort: bool
+    deadline_at: datetime
+    max_attempts: int
+    no_store: bool
+    payload: bytes
+    taken_at: datetime
+
+
+def take_over(
+    leases: Sequence[tuple[int, int]], *, boot_id: UUID, task_id: UUID, call_limit: timedelta
+) -> list[Taken]:
+    """Take over batches by (id, fence); those whose lease is another's by now are left out.
+
+    Repeating it for the same boot and task returns the same, so a redelivered message is harmless.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE fulfillment_batch b
+            SET boot_id = %s, task_id = %s, started_at = clock_timestamp(),
+                lease_until = clock_timestamp() + %s
+            FROM unnest(%s::bigint[], %s::bigint[]) AS m(id, fence),
+                 fulfillment_workflow w, fulfillment_rater r, fulfillment_batchpayload p
+            WHERE b.id = m.id AND b.fence = m.fence AND b.state = %s AND b.open_mask <> 0
+              AND (b.boot_id IS NULL OR b.boot_id = %s AND b.task_id = %s)
+              AND w.id = b.workflow_id AND w.state = ANY(%s) AND r.id = w.rater_id
+              AND p.batch_id = b.id
+            RETURNING b.id, b.fence, b.replica, b.workflow_id, w.rater_version_id, w.rater_id,
+                      b.positions, b.item_of, b.fingerprints::text[], b.sent_mask, b.attempts,
+                      b.lost, w.priority, w.best_effort, w.deadline_at, r.max_attempts,
+                      w.no_store, p.data, b.started_at
+            """,
+            [
+                boot_id,
+                task_id,
+                call_limit + MARGIN,
+                [batch_id for batch_id, _ in leases],
+                [fence for _, fence in leases],
+                BatchState.LEASED,
+                boot_id,
+                task_id,
+                [state.value for state in DISPATCHED],
+            ],
+        )
+        rows = cursor.fetchall()
+    names = Taken.__slots__
+    return [
+        Taken(
+            **{
+                **dict(zip(names, row, strict=True)),
+                "fingerprints": [f.replace("-", "") for f in row[8]],
+                "payload": bytes(row[17]),
+            }
+        )
+        for row in rows
+    ]
+
+
+def extend(batch_id: int, fence: int, *, call_limit: timedelta, probing: int | None = None) -> bool:
+    """Extend a lease before a further call, naming the item probed; False means stop."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE fulfillment_batch b
+            SET lease_until = clock_timestamp() + %s, probing = %s
+            FROM fulfillment_workflow w
+            WHERE b.id = %s AND b.fence = %s AND b.state = %s AND w.id = b.workflow_id
+              AND w.state = ANY(%s)
+            """,
+            [
+                call_limit + MARGIN,
+                probing,
+                batch_id,
+                fence,
+                BatchState.LEASED,
+                [state.value for state in DISPATCHED],
+            ],
+        )
+        return bool(cursor.rowcount)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """A valid score of an item. `age_s` is the time since the model answered."""
+
+    score: float
+    label: str | None = None
+    output: str | None = None
+    warnings: Sequence[str] = ()
+    age_s: float = 0.0
+    url_digest: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Finish:
+    """What an executor says of a batch that it took over; items it leaves out stay open."""
+
+    taken: Taken
+    scored: Mapping[int, Scored] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Item -> code; `for_good` says which of them would fail for others too."""
+    for_good: frozenset[int] = frozenset()
+    timed_out: Mapping[int, str] = field(default_factory=dict)
+    not_before: datetime | None = None
+    """When the items that were sent and are not named above are tried again."""
+    cost_attempt: bool = True
+    calls: int = 0
+    accelerator_seconds: float = 0.0
+
+
+def finish(finishes: Sequence[Finish]) -> list[int]:
+    """Write the outcomes of batches in one transaction; return workflows left with nothing open.
+
+    A batch whose fence is not current is skipped whole; an item whose open bit was cleared
+    meanwhile (the workflow ended) enters the archive only. Saying it twice writes nothing.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        current = _release(cursor, finishes)
+        if not current:
+            return []
+        cursor.execute("SELECT clock_timestamp()")
+        (now,) = cursor.fetchone()
+        live = [(f, current[f.taken.batch_id]) for f in finishes if f.taken.batch_id in current]
+        rating_ids = outcomes.add_ratings(
+            cursor, [rating for f, _ in live for rating in _ratings(f, now)]
+        )
+        progress = outcomes.end_requests(
+            cursor, [o for f, cleared in live for o in _outcomes(f, cleared, rating_ids, now)]
+        )
+        for f, _ in live:
+            added = progress[f.taken.workflow_id]
+            added["model_calls"] += f.calls
+            added["attempts"] += 1
+            added["accelerator_seconds"] += f.accelerator_seconds
+        outcomes.add_progress(cursor, progress)
+        outcomes.remember_failures(
+            cursor,
+            {f.taken.fingerprints[i]: f.failed[i] for f, _ in live for i in f.for_good},
+            failed_at=now,
+        )
+        cursor.execute("DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s)", [list(current)])
+        return _without_open_items(cursor, list(progress))
+
+
+def _release(cursor: Any, finishes: Sequence[Finish]) -> dict[int, int]:
+    """Clear the open bits and end the leases; return the bits cleared, by batch still current."""
+    done = [sum(1 << item for item in {*f.scored, *f.failed, *f.timed_out}) for f in finishes]
+    cursor.execute(
+        """
+        WITH f AS (
+            SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::timestamptz[],
+                                 %s::smallint[]) AS f(id, fence, done, not_before, cost)
+        ), held AS (
+            SELECT b.id, b.open_mask, f.done, f.not_before, f.cost
+            FROM fulfillment_batch b JOIN f ON f.id = b.id AND f.fence = b.fence
+            WHERE b.state = 1
+            ORDER BY b.id FOR UPDATE OF b
+        )
+        UPDATE fulfillment_batch b
+        SET open_mask = h.open_mask & ~h.done, sent_mask = 0, lost = 0, probing = NULL,
+            boot_id = NULL, task_id = NULL, started_at = NULL, lease_until = NULL,
+            attempts = b.attempts + h.cost, fence = b.fence + 1, not_before = h.not_before,
+            state = CASE WHEN h.open_mask & ~h.done = 0 THEN 4
+                         WHEN h.not_before IS NOT NULL AND b.sent_mask & h.open_mask & ~h.done <> 0
+                         THEN 3
+                         ELSE 2 END
+        FROM held h WHERE b.id = h.id
+        RETURNING b.id, h.open_mask & h.done
+        """,
+        [
+            [f.taken.batch_id for f in finishes],
+            [f.taken.fence for f in finishes],
+            done,
+            [f.not_before for f in finishes],
+            [int(f.cost_attempt) for f in finishes],
+        ],
+    )
+    return dict(cursor.fetchall())
+
+
+def _ratings(f: Finish, now: datetime) -> list[NewRating]:
+    return [
+        NewRating(
+            fingerprint=f.taken.fingerprints[item],
+            rater_version_id=f.taken.rater_version_id,
+            workflow_id=f.taken.workflow_id,
+            score=scored.score,
+            label=scored.label,
+            output=scored.output,
+            url_digest=scored.url_digest,
+            produced_at=now - timedelta(seconds=scored.age_s),
+            reusable=not f.taken.no_store,
+        )
+        for item, scored in f.scored.items()
+    ]
+
+
+def _outcomes(
+    f: Finish, cleared: int, rating_ids: Mapping[str, int], now: datetime
+) -> list[Outcome]:
+    taken = f.taken
+    items = outcomes.positions_by_item(taken.positions, taken.item_of)
+    attempts = taken.attempts + 1
+    ended: list[Outcome] = []
+    for item, scored in f.scored.items():
+        if cleared >> item & 1:
+            ended.append(
+                Outcome(
+                    workflow_id=taken.workflow_id,
+                    positions=items[item],
+                    state=RequestState.COMPLETED,
+                    source=Source.MODEL,
+                    score=scored.score,
+                    label=scored.label,
+                    output=scored.output,
+                    rating_id=rating_ids[taken.fingerprints[item]],
+                    rated_at=now - timedelta(seconds=scored.age_s),
+                    attempts=attempts,
+                    warnings=scored.warnings,
+                )
+            )
+    for state, codes in ((RequestState.FAILED, f.failed), (RequestState.TIMED_OUT, f.timed_out)):
+        ended += (
+            Outcome(
+                workflow_id=taken.workflow_id,
+                positions=items[item],
+                state=state,
+                error=code,
+                attempts=attempts,
+            )
+            for item, code in codes.items()
+            if cleared >> item & 1
+        )
+    return ended
+
+
+def _without_open_items(cursor: Any, workflow_ids: Sequence[int]) -> list[int]:
+    cursor.execute(
+        """
+        SELECT w FROM unnest(%s::bigint[]) w
+        WHERE NOT EXISTS (SELECT FROM fulfillment_batch b
+                          WHERE b.workflow_id = w AND b.state <> 4 AND b.open_mask <> 0)
+        """,
+        [list(workflow_ids)],
+    )
+    return [row[0] for row in cursor.fetchall()]
+
+
+def expire(*, now: datetime, trust_heartbeats: bool) -> int:
+    """Take batches back from lost messages and dead executors; return how many.
+
+    A batch not yet taken over goes back untouched. A started one counts as lost; if it died while
+    an item was probed alone, that item is the culprit: FAILED `worker_lost`. `trust_heartbeats` is
+    False while heartbeats may be old because the database was away.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT b.id, b.workflow_id, b.positions, b.item_of, b.fingerprints::text[],
+                   b.open_mask, b.probing, b.attempts, b.started_at IS NOT NULL
+            FROM fulfillment_batch b
+            WHERE b.state = 1 AND (
+                b.lease_until < %s
+                OR %s AND b.boot_id IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM fulfillment_executorboot e
+                    WHERE e.boot_id = b.boot_id AND e.heartbeat_at > %s))
+            ORDER BY b.id LIMIT 1000 FOR UPDATE SKIP LOCKED
+            """,
+            [now, trust_heartbeats, now - SILENCE],
+        )
+        rows = cursor.fetchall()
+        if not rows:
+            return 0
+        culprits = [_culprit(row) for row in rows if row[6] is not None and row[5] >> row[6] & 1]
+        progress = outcomes.end_requests(cursor, culprits)
+        outcomes.add_progress(cursor, progress)
+        cursor.execute(
+            """
+            UPDATE fulfillment_batch b
+            SET open_mask = u.open_mask, sent_mask = 0, fence = fence + 1, probing = NULL,
+                boot_id = NULL, task_id = NULL, started_at = NULL, lease_until = NULL,
+                lost = CASE WHEN u.culprit THEN 0 ELSE lost + u.started END,
+                state = CASE WHEN u.open_mask = 0 THEN 4 ELSE 0 END
+            FROM unnest(%s::bigint[], %s::bigint[], %s::smallint[], %s::bool[])
+                 AS u(id, open_mask, started, culprit)
+            WHERE b.id = u.id
+            """,
+            [
+                [row[0] for row in rows],
+                [row[5] & ~(0 if row[6] is None else 1 << row[6]) for row in rows],
+                [int(row[8]) for row in rows],
+                [row[6] is not None for row in rows],
+            ],
+        )
+        cursor.execute(
+            "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s)", [[row[0] for row in rows]]
+        )
+        return len(rows)
+
+
+def _culprit(row: Sequence[Any]) -> Outcome:
+    _, workflow_id, positions, item_of, _, _, probing, attempts, _ = row
+    return Outcome(
+        workflow_id=workflow_id,
+        positions=outcomes.positions_by_item(positions, item_of)[probing],
+        state=RequestState.FAILED,
+        error="worker_lost",
+        attempts=attempts + LOST_BEFORE_SINGLES + 1,
+    )
+
+
+def wake(*, now: datetime) -> int:
+    """Make READY what may go on: retries that are due, and waiters one of whose flights is gone.
+
+    Only the dispatcher wakes. A LEASED batch is never touched.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            DELETE FROM fulfillment_flight f WHERE NOT EXISTS (
+                SELECT FROM fulfillment_batch b
+                WHERE b.id = f.batch_id AND b.fence = f.fence AND b.state = 1)
+            """
+        )
+        cursor.execute(
+            """
+            UPDATE fulfillment_batch SET state = 0, not_before = NULL
+            WHERE id IN (SELECT id FROM fulfillment_batch WHERE state = 3 AND not_before <= %s
+                         ORDER BY not_before LIMIT 1000 FOR UPDATE SKIP LOCKED)
+            """,
+            [now],
+        )
+        woken: int = cursor.rowcount
+        cursor.execute(
+            """
+            UPDATE fulfillment_batch SET state = 0
+            WHERE id IN (
+                SELECT b.id FROM fulfillment_batch b
+                WHERE b.state = 2 AND (
+                    NOT EXISTS (SELECT FROM fulfillment_batchwait w WHERE w.batch_id = b.id)
+                    OR EXISTS (SELECT FROM fulfillment_batchwait w
+                               WHERE w.batch_id = b.id AND NOT EXISTS (
+                                   SELECT FROM fulfillment_flight f
+                                   WHERE f.fingerprint = w.fingerprint)))
+                FOR UPDATE SKIP LOCKED)
+            """
+        )
+        return woken + cursor.rowcount

@@ -1,0 +1,135 @@
+"""`manage.py dispatch`: lead, or stand by until the leader is gone."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import redis
+from celery import current_app
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, InterfaceError, connection
+from kombu.exceptions import OperationalError as BrokerError
+
+from fulfillment import bell, dispatch, leases, recovery
+from fulfillment.clock import database_now
+from fulfillment.model_directory import model_directory
+
+logger = logging.getLogger(__name__)
+
+TASK = "workers.rate_batches"
+STAND_BY_S = 1.0
+LISTEN_S = 1.0
+REST_S = 0.01
+"""Least time between passes, so that rings of many messages share one."""
+EXPIRE_EVERY = timedelta(seconds=1)
+MARK_EVERY = timedelta(seconds=5)
+TRUST_AFTER_S = 10.0
+"""Once the database was away, heartbeats are believed after executors had time to send one."""
+CLOCK_JUMP_S = 30.0
+
+
+def publish(batches: Sequence[tuple[int, int, str]], priority: int) -> None:
+    """Send one message; if the broker is away, the pick-up leases bring the batches back."""
+    try:
+        current_app.send_task(TASK, args=[batches], queue="ratings", priority=priority, retry=False)
+    except (BrokerError, OSError, redis.RedisError) as error:
+        logger.warning("broker is away", extra={"error": str(error)})
+
+
+class Command(BaseCommand):
+    """Runs until SIGTERM or SIGINT."""
+
+    help = "Send batches to executors as models have room; one leads, others stand by."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take no arguments but Django's own."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Lead or stand by until told to stop."""
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        while not stop.is_set():
+            try:
+                if dispatch.lead(f"airs-dispatch-{os.getpid()}"):
+                    logger.info("leading")
+                    _Leader().run(stop)
+                else:
+                    stop.wait(STAND_BY_S)
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("database is away: %s", error)
+                connection.close()
+                stop.wait(STAND_BY_S)
+        connection.close()
+
+
+class _Leader:
+    """One term of leadership: ends when the database connection does."""
+
+    def __init__(self) -> None:
+        self._memory = dispatch.Memory()
+        self._directory = model_directory()
+        self._trust_from = time.monotonic() + TRUST_AFTER_S
+        self._hold_until: datetime | None = None
+        self._last: tuple[datetime, float] | None = None
+        self._expired_at: datetime | None = None
+        self._marked_at: datetime | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        signals: Sequence[Mapping[str, Any]] = []
+        while not stop.is_set():
+            more = self._pass(signals)
+            stop.wait(REST_S)
+            signals = _listen(stop, 0.0 if more else LISTEN_S)
+
+    def _pass(self, signals: Sequence[Mapping[str, Any]]) -> bool:
+        now = database_now()
+        self._watch_clock(now)
+        if self._due(self._expired_at, now, EXPIRE_EVERY) and self._hold_until is None:
+            leases.expire(now=now, trust_heartbeats=time.monotonic() > self._trust_from)
+            self._expired_at = now
+        leases.wake(now=now)
+        dispatch.observe(self._memory, signals, now)
+        done = dispatch.run_once(
+            now, memory=self._memory, directory=self._directory, publish=publish
+        )
+        if self._due(self._marked_at, now, MARK_EVERY):
+            recovery.mark("dispatcher", now)
+            self._marked_at = now
+            for name in recovery.late(now):
+                logger.info("running a late service", extra={"service": name})
+                recovery.run(name, now)
+        return done.full
+
+    @staticmethod
+    def _due(last: datetime | None, now: datetime, period: timedelta) -> bool:
+        return last is None or not timedelta(0) <= now - last < period
+
+    def _watch_clock(self, now: datetime) -> None:
+        """Stop expiry for one lease period when wall and monotonic time part by 30 s."""
+        monotonic = time.monotonic()
+        if self._last is not None:
+            wall, before = self._last
+            drift = (now - wall).total_seconds() - (monotonic - before)
+            if abs(drift) > CLOCK_JUMP_S:
+                logger.error("the clock jumped by %.0f s; leases are not ended for a while", drift)
+                self._hold_until = now + leases.SILENCE
+        self._last = (now, monotonic)
+        if self._hold_until is not None and now >= self._hold_until:
+            self._hold_until = None
+
+
+def _listen(stop: threading.Event, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+    if timeout_s == 0.0:
+        return []
+    try:
+        return bell.listen(timeout_s=timeout_s)
+    except redis.RedisError:
+        stop.wait(timeout_s / 4)
+        return []

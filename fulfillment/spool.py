@@ -1,0 +1,182 @@
+"""A body on its way in: read once as a stream, checked, hashed and kept on disk as good rows.
+
+Nothing is stored in the database before the whole body was good. The spool file has no name (it
+dies with the process) and memory does not grow with the body, but for 20 bytes a row that find
+duplicate request ids.
+"""
+
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+import numpy as np
+
+from fulfillment import documents
+from fulfillment.errors import BadUpload
+from fulfillment.formats import Refused, Row, read_ndjson
+from fulfillment.policy.fingerprint import request_digest, url_digest
+
+CHUNK_ROWS = 4_000
+CHUNK_BYTES = 8 << 20
+MOST_LISTED = 1_000
+"""Refusals and warnings listed in an answer; beyond it they are only counted."""
+
+
+class Record(NamedTuple):
+    """A good row as it lies in the spool."""
+
+    line: int
+    request_id: str | None
+    query_id: str | None
+    result_id: str | None
+    side: int | None
+    result_weight: float | None
+    query_weight: float | None
+    fingerprint: str
+    url_digest: str | None
+    item: dict[str, Any]
+    extra: dict[str, Any] | None
+    warnings: Sequence[str]
+
+
+@dataclass(kw_only=True, slots=True)
+class Spool:
+    """A checked body. `digest` tells whether another body is the same one."""
+
+    file: IO[bytes]
+    rows: int = 0
+    digest: bytes = b""
+    refused: list[Refused] = field(default_factory=list)
+    refused_count: int = 0
+
+    def chunks(self) -> Iterator[list[Record]]:
+        """Yield the rows in chunks; the same body is always cut in the same places."""
+        self.file.seek(0)
+        chunk: list[Record] = []
+        size = 0
+        for line in self.file:
+            chunk.append(Record(*documents.load(line)))
+            size += len(line)
+            if len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def take_in(
+    chunks: Iterable[bytes],
+    *,
+    directory: Path,
+    fingerprint: Callable[[Mapping[str, Any]], bytes],
+    key_fields: Sequence[str],
+    seed: bytes = b"",
+) -> Spool:
+    """Read a whole NDJSON body; raise BadUpload where it is refused whole.
+
+    `seed` enters the digest: what else must be equal for the same request.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    hasher = blake2b(seed, digest_size=16)
+    file = tempfile.TemporaryFile(dir=directory, buffering=1 << 20)  # noqa: SIM115 (Spool closes it)
+    spool = Spool(file=file)
+    try:
+        ids, id_lines = bytearray(), array("Q")
+        keys = frozenset(key_fields)
+        for row in read_ndjson(_hashed(chunks, hasher.update)):
+            if isinstance(row, Refused):
+                spool.refused_count += 1
+                if len(spool.refused) < MOST_LISTED:
+                    spool.refused.append(row)
+                continue
+            spool.file.write(_record(row, fingerprint(row.item), keys))
+            spool.rows += 1
+            if row.request_id is not None:
+                ids += request_digest(row.request_id)
+                id_lines.append(row.line)
+        spool.digest = hasher.digest()
+        _refuse_empty(spool)
+        _refuse_duplicates(ids, id_lines)
+    except BaseException:
+        spool.file.close()
+        raise
+    return spool
+
+
+def _hashed(chunks: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
+    for chunk in chunks:
+        update(chunk)
+        yield chunk
+
+
+def _record(row: Row, fingerprint: bytes, keys: frozenset[str]) -> bytes:
+    url = row.item.get("url")
+    item = row.item if row.item.keys() <= keys else {k: v for k, v in row.item.items() if k in keys}
+    return (
+        documents.dump(
+            (
+                row.line,
+                row.request_id,
+                row.query_id,
+                row.result_id,
+                row.side,
+                row.result_weight,
+                row.query_weight,
+                fingerprint.hex(),
+                url_digest(url).hex() if url else None,
+                item,
+                row.extra,
+                row.warnings,
+            )
+        )
+        + b"\n"
+    )
+
+
+def _refuse_empty(spool: Spool) -> None:
+    if spool.rows:
+        return
+    if spool.refused:
+        raise BadUpload(
+            "no row of the file could be taken; see `errors`",
+            code="no_valid_rows",
+            errors=[refused.as_json() for refused in spool.refused],
+        )
+    raise BadUpload("the file has no rows; send one JSON object a line", code="empty_file")
+
+
+def _refuse_duplicates(ids: bytearray, id_lines: "array[int]") -> None:
+    """Refuse a body in which a request id stands twice, naming both lines."""
+    if not ids:
+        return
+    digests = np.frombuffer(ids, dtype=np.uint64).reshape(-1, 2)
+    order = np.lexsort((digests[:, 0], digests[:, 1]))  # stable: the first line comes first
+    ordered = digests[order]
+    repeats = np.flatnonzero((ordered[1:] == ordered[:-1]).all(axis=1))
+    if not repeats.size:
+        return
+    pairs = sorted((id_lines[order[i + 1]], id_lines[order[i]]) for i in repeats[:MOST_LISTED])
+    raise BadUpload(
+        f"line {pairs[0][0]} repeats the request_id of line {pairs[0][1]}; ids are unique in a "
+        "workflow",
+        code="duplicate_request_id",
+        errors=[
+            {
+                "line": line,
+                "first_line": first,
+                "code": "duplicate_request_id",
+                "detail": f"the same request_id stands in line {first}",
+            }
+            for line, first in pairs
+        ],
+    )

@@ -1,0 +1,321 @@
+"""Admin of model management: pools and models with their actions, servers and versions to read.
+
+Forms and actions call the services that the API calls; each action is permission-checked, reports
+what happened and leaves a log entry. Secrets are written here and never shown.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.auth import get_permission_codename
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+
+from models_admin import secrets, services
+from models_admin.clock import database_now
+from models_admin.errors import ModelsAdminError
+from models_admin.models import (
+    AcceleratorPool,
+    ModelConfig,
+    ModelKind,
+    ModelServer,
+    ModelVersion,
+)
+from models_admin.policy.reconcile import ServerState, summary
+
+if TYPE_CHECKING:
+    _Form = forms.ModelForm[Any]
+    _Admin = admin.ModelAdmin[Any]
+else:
+    _Form = forms.ModelForm
+    _Admin = admin.ModelAdmin
+
+
+def _to_form(form: _Form, problems: list[services.Problem]) -> None:
+    """Show problems at their fields; those of fields that the form lacks at its top."""
+    for problem in problems:
+        field = problem.field.split(".")[0]
+        name = next((name for name in (field, f"new_{field}") if name in form.fields), None)
+        form.add_error(name, forms.ValidationError(problem.detail, code=problem.code))
+
+
+class _BlindTextarea(forms.Textarea):
+    """Takes text and never shows it again, not even beside an error."""
+
+    def format_value(self, value: Any) -> None:
+        return None
+
+
+class PoolForm(_Form):
+    """Checks a pool as the API does."""
+
+    class Meta:
+        model = AcceleratorPool
+        fields = ("id", "kind", "devices", "agent", "notes")
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if not self.errors:
+            pool = AcceleratorPool(**{"id": self.instance.pk, **cleaned})
+            _to_form(self, services.pool_problems(pool))
+        return cleaned
+
+
+@admin.register(AcceleratorPool)
+class AcceleratorPoolAdmin(_Admin):
+    """Pools of devices."""
+
+    form = PoolForm
+    list_display = ("id", "kind", "devices", "agent")
+    search_fields = ("id",)
+    list_filter = ("kind",)
+
+    def get_readonly_fields(
+        self, request: HttpRequest, obj: AcceleratorPool | None = None
+    ) -> tuple[str, ...]:
+        return ("id",) if obj else ()
+
+    def save_model(
+        self, request: HttpRequest, obj: AcceleratorPool, form: Any, change: bool
+    ) -> None:
+        services.save_pool(obj, actor=request.user.get_username())
+
+
+_FORM_FIELDS = (
+    *("kind", "protocol", "model_name", "timeout_s", "sends_priority"),
+    *("url", "max_concurrency", "version_label"),
+    *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
+    *("replicas_min", "replicas_default", "replicas_max", "window"),
+)
+
+
+class ModelConfigForm(_Form):
+    """Checks a model as the API does; secrets are written only."""
+
+    new_api_key = forms.CharField(
+        required=False,
+        strip=False,
+        label="API key",
+        widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
+        help_text="Of an external model; or env:NAME. Empty: it stays as it is.",
+    )
+    drop_api_key = forms.BooleanField(required=False, label="Remove the API key")
+    new_headers = forms.JSONField(
+        required=False,
+        label="Headers",
+        widget=_BlindTextarea(attrs={"rows": 3, "autocomplete": "off"}),
+        help_text='Replaces all headers: {"Name": "value or env:NAME"}; {} removes them. '
+        "Empty: they stay as they are.",
+    )
+
+    class Meta:
+        model = ModelConfig
+        fields = ("id", *_FORM_FIELDS)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "loader" in self.fields:
+            self.fields["loader"].help_text = f"One of {', '.join(services.LOADERS)}"
+
+    def clean_new_headers(self) -> dict[str, str] | None:
+        headers = self.cleaned_data["new_headers"]
+        if headers is None:
+            return None
+        if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+            raise forms.ValidationError("An object of strings.", code="bad_type")
+        return headers
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if not self.errors:
+            new = self.instance._state.adding
+            model_id = cleaned["id"] if new else self.instance.pk
+            _to_form(self, services.model_problems(model_id, self.model_fields(), new=new))
+        return cleaned
+
+    def model_fields(self) -> services.ModelFields:
+        """Return what was entered, as the services take it."""
+        cleaned = self.cleaned_data
+        entered = {name: cleaned[name] for name in _FORM_FIELDS if name in cleaned}
+        fields = cast(services.ModelFields, entered)
+        pool = cleaned.get("pool")
+        fields["pool"] = pool.pk if pool else None
+        fields["serving"] = {} if cleaned.get("serving") is None else cleaned["serving"]
+        if cleaned.get("drop_api_key"):
+            fields["api_key"] = None
+        elif cleaned.get("new_api_key"):
+            fields["api_key"] = cleaned["new_api_key"]
+        if cleaned.get("new_headers") is not None:
+            fields["headers"] = cleaned["new_headers"]
+        return fields
+
+    def validate_constraints(self) -> None:
+        """The services have said what is wrong in words; the database has the last one."""
+
+
+_Service = Callable[..., ModelConfig]
+
+
+@admin.register(ModelConfig)
+class ModelConfigAdmin(_Admin):
+    """Models, with start, stop and restart."""
+
+    form = ModelConfigForm
+    list_display = ("id", "kind", "protocol", "pool", "started", "replicas", "version")
+    list_filter = ("kind", "started", "pool")
+    list_select_related = ("pool",)
+    search_fields = ("id", "model_name")
+    show_full_result_count = False
+    actions = ("start", "stop", "restart", "accept_version")
+    fieldsets = (
+        (None, {"fields": ("id", "kind", "protocol", "model_name", "timeout_s", "version")}),
+        (
+            "External server",
+            {
+                "fields": (
+                    *("url", "api_key_hint", "new_api_key", "drop_api_key"),
+                    *("headers_hint", "new_headers"),
+                    *("max_concurrency", "sends_priority", "version_label"),
+                )
+            },
+        ),
+        (
+            "Hosted here",
+            {
+                "fields": (
+                    *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
+                    *("replicas_min", "replicas_default", "replicas_max", "window"),
+                )
+            },
+        ),
+    )
+    _always_read: ClassVar = ("version", "api_key_hint", "headers_hint")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ModelConfig]:
+        return super().get_queryset(request).prefetch_related("servers")
+
+    def get_readonly_fields(
+        self, request: HttpRequest, obj: ModelConfig | None = None
+    ) -> tuple[str, ...]:
+        return (*self._always_read, *(("id", "kind") if obj else ()))
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        found = super().get_actions(request)
+        # It would delete started models, and list every server on its page.
+        found.pop("delete_selected", None)
+        return found
+
+    def has_delete_permission(self, request: HttpRequest, obj: ModelConfig | None = None) -> bool:
+        stopped = obj is None or not obj.started
+        return stopped and super().has_delete_permission(request, obj)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        # Versions and servers go with their model, though nobody may delete them alone.
+        chosen = list(objs)
+        return [str(model) for model in chosen], {"models": len(chosen)}, set(), []
+
+    def save_model(self, request: HttpRequest, obj: ModelConfig, form: Any, change: bool) -> None:
+        fields = form.model_fields()
+        actor = request.user.get_username()
+        if change:
+            fields.pop("kind", None)
+            saved = services.update_model(obj.pk, now=database_now(), actor=actor, **fields)
+        else:
+            model_id = form.cleaned_data["id"]
+            saved, _ = services.register_model(model_id, now=database_now(), actor=actor, **fields)
+        obj.__dict__.update(saved.__dict__)
+
+    def delete_model(self, request: HttpRequest, obj: ModelConfig) -> None:
+        services.remove_model(obj.pk, actor=request.user.get_username())
+
+    @admin.display(description="API key")
+    def api_key_hint(self, obj: ModelConfig) -> str:
+        return secrets.hint(obj.api_key) or "none"
+
+    @admin.display(description="Headers")
+    def headers_hint(self, obj: ModelConfig) -> str:
+        shown = [f"{name}: {secrets.hint(sealed)}" for name, sealed in obj.headers.items()]
+        return "; ".join(shown) or "none"
+
+    @admin.display(description="Replicas")
+    def replicas(self, obj: ModelConfig) -> str:
+        if obj.kind == ModelKind.EXTERNAL:
+            return "external"
+        return summary([ServerState(server.state) for server in obj.servers.all()])
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Who may change a model may start and stop it (named by the actions below)."""
+        codename = get_permission_codename("change", self.opts)
+        return request.user.has_perm(f"{self.opts.app_label}.{codename}")
+
+    @admin.action(permissions=["operate"], description="Start")
+    def start(self, request: HttpRequest, chosen: QuerySet[ModelConfig]) -> None:
+        self._each(request, chosen, services.start_model, "Started")
+
+    @admin.action(permissions=["operate"], description="Stop")
+    def stop(self, request: HttpRequest, chosen: QuerySet[ModelConfig]) -> None:
+        self._each(request, chosen, services.stop_model, "Stopped")
+
+    @admin.action(permissions=["operate"], description="Restart")
+    def restart(self, request: HttpRequest, chosen: QuerySet[ModelConfig]) -> None:
+        self._each(request, chosen, services.restart_model, "Restarted")
+
+    @admin.action(
+        permissions=["operate"], description="Accept the version that the external server reports"
+    )
+    def accept_version(self, request: HttpRequest, chosen: QuerySet[ModelConfig]) -> None:
+        self._each(request, chosen, services.accept_version, "Accepted the version of")
+
+    def _each(
+        self, request: HttpRequest, chosen: QuerySet[ModelConfig], service: _Service, done: str
+    ) -> None:
+        """Do it to each chosen model, say what became of it, and keep a log entry."""
+        actor = request.user.get_username()
+        for model in chosen:
+            try:
+                service(model.pk, now=database_now(), actor=actor)
+            except ModelsAdminError as refusal:
+                self.message_user(request, refusal.detail, messages.ERROR)
+            else:
+                self.log_change(request, model, f"{done} {model.pk}.")
+                self.message_user(request, f"{done} {model.pk}.", messages.SUCCESS)
+
+
+class _ReadOnlyAdmin(_Admin):
+    """Rows that the host agent or the services write."""
+
+    show_full_result_count = False
+    actions = None
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+
+@admin.register(ModelServer)
+class ModelServerAdmin(_ReadOnlyAdmin):
+    """Replicas of hosted models, as their agents see them."""
+
+    list_display = (
+        *("model_id", "ordinal", "state", "reason", "address", "pid", "version"),
+        *("heartbeat_at", "busy_seconds", "queue_rows", "failures"),
+    )
+    list_filter = ("state", "agent")
+    search_fields = ("model__id",)
+    ordering = ("model_id", "ordinal")
+
+
+@admin.register(ModelVersion)
+class ModelVersionAdmin(_ReadOnlyAdmin):
+    """Versions that were seen."""
+
+    list_display = ("model_id", "version", "checkpoint", "first_seen_at")
+    search_fields = ("model__id", "version")
+    ordering = ("model_id", "-first_seen_at")

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class ModelsAdminConfig(AppConfig):
+    name = "models_admin"
+    verbose_name = "Model management"

@@ -1,0 +1,188 @@
+"""What other parts may know of models: their versions, live replicas and how to call them.
+
+`directory` satisfies fulfillment's ModelDirectory (named by AIRS_MODEL_DIRECTORY); the executor
+asks it for endpoints. Reading is one or two statements; callers cache for a moment.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from models_admin import secrets
+from models_admin.models import ModelConfig, ModelKind, ModelServer, ModelVersion
+from models_admin.policy.reconcile import ServerState
+
+HEARTBEAT_LIMIT = timedelta(seconds=15)
+"""A replica that has not answered its agent for longer is not sent to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDescription:
+    """A registered model as raters are bound to it."""
+
+    id: str
+    protocol: str
+    version: str
+    kind: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """A live address of a model, and how many batches it may hold."""
+
+    key: str
+    model_id: str
+    version: str
+    window: int
+    managed: bool
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointData:
+    """How to call a replica, secrets included: for the process that calls, never to be stored."""
+
+    url: str
+    model_name: str
+    headers: Mapping[str, str] = field(repr=False)
+    timeout_s: float
+    sends_priority: bool
+    protocol: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionReport:
+    """What became of a version that a server reported."""
+
+    version: str
+    """The one that counts: the first reported, until an operator accepts another."""
+    changed: bool
+    """The server now is another one: its answers must not be used, the rater pauses."""
+
+
+class ModelDirectory:
+    """The questions that fulfillment and workers ask about models."""
+
+    def describe(self, model_id: str) -> ModelDescription | None:
+        """Return a registered model, or None."""
+        model = ModelConfig.objects.filter(pk=model_id).first()
+        if model is None:
+            return None
+        return ModelDescription(
+            id=model.id,
+            protocol=model.protocol,
+            version=model.served_version,
+            kind=model.kind,
+            timeout_s=model.timeout_s,
+        )
+
+    def replicas(self, now: datetime) -> Sequence[Replica]:
+        """Return what can be sent to now: hosted replicas that are ready, external models."""
+        hosted = ModelServer.objects.filter(
+            state=ServerState.READY, heartbeat_at__gte=now - HEARTBEAT_LIMIT
+        ).select_related("model")
+        external = ModelConfig.objects.filter(kind=ModelKind.EXTERNAL)
+        return [
+            *(
+                Replica(
+                    key=server.key,
+                    model_id=server.model_id,
+                    version=server.version,
+                    window=server.model.window,
+                    managed=True,
+                    address=server.address,
+                )
+                for server in hosted.order_by("model_id", "ordinal")
+            ),
+            *(
+                Replica(
+                    key=f"ext-{model.id}",
+                    model_id=model.id,
+                    version=model.served_version,
+                    window=model.max_concurrency,
+                    managed=False,
+                    address=model.url,
+                )
+                for model in external.order_by("id")
+            ),
+        ]
+
+    def endpoint(self, replica_key: str) -> EndpointData | None:
+        """Return how to call a replica; None when this run of it has ended."""
+        kind, _, name = replica_key.partition("-")
+        if kind == "ext":
+            model = ModelConfig.objects.filter(pk=name, kind=ModelKind.EXTERNAL).first()
+            return None if model is None else _external(model)
+        pk, _, starts = name.partition("-")
+        if kind != "ms" or not (pk.isdecimal() and starts.isdecimal()):
+            return None
+        # A draining replica still takes what was claimed before it left `replicas`.
+        server = (
+            ModelServer.objects.filter(
+                pk=int(pk),
+                starts=int(starts),
+                state__in=[ServerState.READY, ServerState.DRAINING],
+            )
+            .exclude(address="")
+            .select_related("model")
+            .first()
+        )
+        return None if server is None else _hosted(server)
+
+    def report_version(self, model_id: str, version: str, now: datetime) -> VersionReport:
+        """Take note of the version in an answer of an external model.
+
+        The first one counts; a later, different one is recorded for the operator to accept
+        (`PATCH /models/{id}` with `version`) and changes nothing.
+        """
+        model = ModelConfig.objects.filter(pk=model_id, kind=ModelKind.EXTERNAL).first()
+        if model is None or not version or model.version == version:
+            return VersionReport(version=model.version if model else "", changed=False)
+        ModelVersion.objects.get_or_create(
+            model=model, version=version, defaults={"first_seen_at": now}
+        )
+        # Of two first reports at once, one finds the version unset.
+        ModelConfig.objects.filter(pk=model_id, version="").update(version=version)
+        counts = ModelConfig.objects.values_list("version", flat=True).get(pk=model_id)
+        return VersionReport(version=counts, changed=counts != version)
+
+
+def _hosted(server: ModelServer) -> EndpointData:
+    return EndpointData(
+        url=server.address,
+        model_name=server.model.model_name,
+        headers={},
+        timeout_s=server.model.timeout_s,
+        sends_priority=True,
+        protocol=server.model.protocol,
+        version=server.version,
+    )
+
+
+def _external(model: ModelConfig) -> EndpointData:
+    return EndpointData(
+        url=model.url,
+        model_name=model.model_name,
+        headers=call_headers(model),
+        timeout_s=model.timeout_s,
+        sends_priority=model.sends_priority,
+        protocol=model.protocol,
+        version=model.version,
+    )
+
+
+def call_headers(model: ModelConfig) -> dict[str, str]:
+    """Return the headers of a call, secrets included; what cannot be unsealed here is left out.
+
+    Its server then refuses the call, which pauses the rater and shows why.
+    """
+    sealed = dict(model.headers)
+    headers = {name: value for name in sealed if (value := secrets.unseal(sealed[name]))}
+    if key := secrets.unseal(model.api_key):
+        headers.setdefault("Authorization", f"Bearer {key}")
+    return headers
+
+
+directory = ModelDirectory()

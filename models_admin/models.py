@@ -1,0 +1,245 @@
+"""Tables of model management: what may serve, what is wanted, and which servers live.
+
+Configuration is written by services (for admin and API), `ModelServer` rows by the host agent
+only, `ModelVersion` by whoever sees a version first.
+"""
+
+from django.db import models
+from django.db.models import F, Q
+
+from models_admin.policy.reconcile import ServerState
+
+ID_LENGTH = 64
+VERSION_LENGTH = 128
+
+
+class PoolKind(models.TextChoices):
+    """What the devices of a pool are."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    TPU = "tpu"
+
+
+class AcceleratorPool(models.Model):
+    """Devices that replicas of hosted models share; a CPU pool's devices are a number of shares."""
+
+    id = models.SlugField(primary_key=True, max_length=ID_LENGTH)
+    kind = models.CharField(max_length=8, choices=PoolKind.choices, default=PoolKind.CPU)
+    devices = models.PositiveIntegerField(default=1)
+    agent = models.SlugField(
+        max_length=ID_LENGTH,
+        default="local",
+        help_text="Name of the host agent (`host_models --agent`) that runs servers of this pool",
+    )
+    notes = models.TextField(blank=True, default="")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(devices__gte=1), name="pool_devices"),
+            models.CheckConstraint(condition=Q(kind__in=PoolKind.values), name="pool_kind"),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class ModelKind(models.TextChoices):
+    """Who runs the model's servers."""
+
+    HOSTED = "hosted"
+    EXTERNAL = "external"
+
+
+class Protocol(models.TextChoices):
+    """How a model is called."""
+
+    OIP = "oip"
+    OPENAI = "openai"
+
+
+class ModelConfig(models.Model):
+    """A model that raters are bound to: hosted from a checkpoint, or external at a URL."""
+
+    id = models.SlugField(primary_key=True, max_length=ID_LENGTH)
+    kind = models.CharField(max_length=8, choices=ModelKind.choices)
+    protocol = models.CharField(max_length=8, choices=Protocol.choices, default=Protocol.OIP)
+    model_name = models.CharField(max_length=256, help_text="Name that its server knows it by")
+    version = models.CharField(
+        max_length=VERSION_LENGTH,
+        blank=True,
+        default="",
+        help_text="What it serves: the checkpoint's version, or what an external server reported",
+    )
+    version_label = models.CharField(
+        max_length=VERSION_LENGTH,
+        blank=True,
+        default="",
+        help_text="The operator's name for the version of an external server that reports none",
+    )
+    timeout_s = models.FloatField(default=60.0, help_text="Total time of one call")
+    sends_priority = models.BooleanField(default=False, help_text="Its server knows priorities")
+
+    # External
+    url = models.CharField(max_length=2048, blank=True, default="")
+    api_key = models.TextField(blank=True, default="", editable=False, help_text="Sealed")
+    headers = models.JSONField(
+        default=dict, blank=True, editable=False, help_text="Sealed value by name"
+    )
+    max_concurrency = models.PositiveIntegerField(
+        default=16, help_text="Batches an external server may hold"
+    )
+
+    # Hosted
+    pool = models.ForeignKey(
+        AcceleratorPool, null=True, blank=True, on_delete=models.PROTECT, related_name="models"
+    )
+    loader = models.CharField(max_length=32, blank=True, default="")
+    checkpoint = models.CharField(
+        max_length=1024,
+        blank=True,
+        default="",
+        help_text="pkg:PACKAGE/PATH, or a path under AIRS_CHECKPOINT_ROOT",
+    )
+    serving = models.JSONField(default=dict, blank=True, help_text="Options of the model server")
+    devices_per_replica = models.PositiveSmallIntegerField(default=1)
+    replicas_min = models.PositiveSmallIntegerField(default=0)
+    replicas_default = models.PositiveSmallIntegerField(default=1)
+    replicas_max = models.PositiveSmallIntegerField(default=1)
+    window = models.PositiveSmallIntegerField(
+        default=16, help_text="Batches that a replica may hold, computing and queued"
+    )
+
+    # Desired state
+    started = models.BooleanField(default=False, editable=False)
+    wanted_replicas = models.PositiveSmallIntegerField(default=1, editable=False)
+    restart_generation = models.PositiveIntegerField(default=0, editable=False)
+
+    created_at = models.DateTimeField(editable=False)
+    updated_at = models.DateTimeField(editable=False)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(kind__in=ModelKind.values), name="model_kind"),
+            models.CheckConstraint(
+                condition=Q(protocol__in=Protocol.values), name="model_protocol"
+            ),
+            models.CheckConstraint(
+                condition=Q(kind=ModelKind.HOSTED, url="", protocol=Protocol.OIP)
+                & ~Q(checkpoint="")
+                & ~Q(loader="")
+                | Q(kind=ModelKind.EXTERNAL, checkpoint="", loader="", pool=None, started=False)
+                & ~Q(url=""),
+                name="model_hosted_or_external",
+            ),
+            models.CheckConstraint(condition=Q(timeout_s__gt=0), name="model_timeout"),
+            models.CheckConstraint(
+                condition=Q(max_concurrency__gte=1, window__gte=1, devices_per_replica__gte=1),
+                name="model_room",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    replicas_min__lte=F("replicas_default"),
+                    replicas_default__lte=F("replicas_max"),
+                    replicas_max__gte=1,
+                    wanted_replicas__lte=F("replicas_max"),
+                ),
+                name="model_replicas",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def target_replicas(self) -> int:
+        """How many replicas should live now."""
+        return self.wanted_replicas if self.started else 0
+
+    @property
+    def agent(self) -> str:
+        """Name of the host agent that runs it; it needs `pool`."""
+        return self.pool.agent if self.pool else "local"
+
+    @property
+    def served_version(self) -> str:
+        """What is served, or its label while an external server has reported nothing."""
+        return self.version or self.version_label
+
+
+class ModelVersion(models.Model):
+    """A version of a model that was seen: computed from its checkpoint, or reported."""
+
+    model = models.ForeignKey(ModelConfig, on_delete=models.CASCADE, related_name="versions")
+    version = models.CharField(max_length=VERSION_LENGTH)
+    checkpoint = models.CharField(max_length=1024, blank=True, default="")
+    first_seen_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["model", "version"], name="model_version_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_id}: {self.version}"
+
+
+class ModelServer(models.Model):
+    """One replica of a hosted model. The row outlives its processes; `starts` tells them apart.
+
+    Sent to only while READY with a fresh heartbeat: an agent that is killed takes its servers with
+    it, and what it left in the row is out of date within seconds.
+    """
+
+    model = models.ForeignKey(ModelConfig, on_delete=models.CASCADE, related_name="servers")
+    agent = models.CharField(max_length=ID_LENGTH, help_text="Host agent that runs it")
+    ordinal = models.PositiveSmallIntegerField()
+    state = models.CharField(
+        max_length=8,
+        choices=[(state.value, state.value) for state in ServerState],
+        default=ServerState.STOPPED,
+    )
+    reason = models.TextField(blank=True, default="", help_text="Why it is in this state")
+    last_error = models.TextField(blank=True, default="", help_text="How it last failed")
+    address = models.CharField(max_length=255, blank=True, default="")
+    pid = models.IntegerField(null=True)
+    version = models.CharField(max_length=VERSION_LENGTH, blank=True, default="")
+    boot_id = models.UUIDField(null=True, help_text="Run of the agent that wrote the row")
+    starts = models.PositiveIntegerField(default=0)
+    generation = models.PositiveIntegerField(default=0)
+    failures = models.PositiveIntegerField(default=0, help_text="Deaths in a row")
+    started_at = models.DateTimeField(null=True)
+    ready_at = models.DateTimeField(null=True)
+    draining_at = models.DateTimeField(null=True)
+    next_start_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True, help_text="When it last answered")
+    busy_seconds = models.FloatField(default=0.0, help_text="Of this run")
+    rows_total = models.BigIntegerField(default=0, help_text="Of this run")
+    queue_rows = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["model", "agent", "ordinal"], name="model_server_once"),
+            models.CheckConstraint(
+                condition=Q(state__in=[state.value for state in ServerState]),
+                name="model_server_state",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state=ServerState.READY)
+                | (~Q(address="") & Q(ready_at__isnull=False)),
+                name="model_server_ready_has_address",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state__in=[ServerState.BACKOFF, ServerState.FAILED])
+                | Q(next_start_at__isnull=False),
+                name="model_server_pause_has_end",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_id}/{self.ordinal}"
+
+    @property
+    def key(self) -> str:
+        """Name of this run of the replica: a message for an earlier run finds nobody."""
+        return f"ms-{self.pk}-{self.starts}"

@@ -1,0 +1,112 @@
+"""Celery's side of the executors: the task, and the heartbeat of this boot.
+
+`workers.rate_batches` takes `[[batch id, fence, replica], …]`. Running it twice is harmless: the
+second run finds nothing to take over. It must not use Celery's retries or ETAs.
+"""
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import redis
+from celery import current_app, shared_task
+from celery.signals import worker_ready, worker_shutting_down
+from django.db import DatabaseError, InterfaceError, connection
+from kombu.exceptions import OperationalError as BrokerError
+
+from fulfillment.clock import database_now
+from fulfillment.models import ExecutorBoot
+from models_admin.directory import directory
+from workers.autoraters import available
+from workers.rating_generator import RatingGenerator
+
+logger = logging.getLogger(__name__)
+
+BOOT_ID = uuid.uuid4()
+"""Leases belong to this run of this process."""
+BATCHES_A_SLOT = 8
+HEARTBEAT_S = 3.0
+QUEUE = "ratings"
+
+_leaving = threading.Event()
+
+
+@shared_task(name="workers.rate_batches", bind=True)
+def rate_batches(self: Any, batches: Sequence[tuple[int, int, str]]) -> None:
+    """Rate the batches of one message."""
+    _generator().rate(batches, task_id=uuid.UUID(self.request.id))
+
+
+@cache
+def _generator() -> RatingGenerator:
+    return RatingGenerator(
+        boot_id=BOOT_ID,
+        directory=directory,
+        utc_now=lambda: datetime.now(UTC),
+        ring_completion=_ring_completion,
+    )
+
+
+def _ring_completion(workflow_ids: Sequence[int]) -> None:
+    try:
+        current_app.send_task(
+            "fulfillment.check_completion",
+            args=[list(workflow_ids)],
+            queue="control",
+            priority=0,
+            retry=False,
+        )
+    except (BrokerError, OSError, redis.RedisError) as error:
+        # The checker looks every few seconds by itself.
+        logger.debug("completion not rung", extra={"error": str(error)})
+
+
+@worker_ready.connect
+def start_heartbeat(sender: Any, **_: Any) -> None:
+    """Say that this boot lives and how much it can hold, if it takes ratings at all."""
+    if QUEUE not in sender.app.amqp.queues.consume_from:
+        return
+    _generator()
+    threading.Thread(
+        target=_beat, args=(sender.controller.concurrency * BATCHES_A_SLOT,), daemon=True
+    ).start()
+
+
+@worker_shutting_down.connect
+def leave(**_: Any) -> None:
+    """Plan nothing more for this boot; it goes on beating while its last batches end."""
+    _leaving.set()
+
+
+def _beat(slots: int) -> None:
+    plugins = {name: plugin.version for name, plugin in available().items()}
+    started_at: datetime | None = None
+    pause = threading.Event()
+    while True:
+        try:
+            now = database_now()
+            started_at = started_at or now
+            ExecutorBoot.objects.update_or_create(
+                boot_id=BOOT_ID,
+                defaults={
+                    "host": socket.gethostname()[:255],
+                    "pid": os.getpid(),
+                    "slots": 0 if _leaving.is_set() else slots,
+                    "plugins": plugins,
+                    "started_at": started_at,
+                    "heartbeat_at": now,
+                },
+            )
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("no heartbeat: %s", error)
+            connection.close()
+        if _leaving.is_set():
+            pause.wait(HEARTBEAT_S)
+        else:
+            _leaving.wait(HEARTBEAT_S)
