@@ -214,6 +214,8 @@ LOGGING = {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"},
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    # A line a request is the access log's job, where there is one.
+    "loggers": {"httpx": {"level": "WARNING"}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("AIRS_LOG_LEVEL", "INFO")},
 }
 

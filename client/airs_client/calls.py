@@ -85,6 +85,7 @@ def submit(
     max_duration: timedelta | None = None,
     complete_when: float | None = None,
     batch_size: int | None = None,
+    bypass: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[Submission]:
     params = _params(
@@ -95,6 +96,7 @@ def submit(
         max_duration_s=_seconds(max_duration),
         complete_when=complete_when,
         batch_size=batch_size,
+        bypass="true" if bypass else None,
     )
     key = idempotency_key or content_key(upload, params)
     return Call(

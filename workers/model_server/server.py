@@ -1,0 +1,346 @@
+"""The HTTP face of the model server: Open Inference Protocol v2 REST on aiohttp. Knows no JAX.
+
+    GET  /v2                                        server metadata
+    GET  /v2/health/live, /v2/health/ready          200 or 503
+    GET  /v2/models/{m}[/versions/{v}]              model metadata
+    GET  /v2/models/{m}[/versions/{v}]/ready        200 or 503
+    POST /v2/models/{m}[/versions/{v}]/infer        scores; see protocol.py for inputs and outputs
+    GET  /v2/models/{m}/stats                       the light account that the host agent reads
+    GET  /metrics                                   Prometheus
+
+It listens from the first moment, so that it is `live` while the model still loads; until `ready`,
+and again while it drains, calls get 503 with Retry-After. A refusal is `{"error": text, "code":
+code}` with 400 `invalid`, 404 `not_found`, 413 `too_large`, 429 `overloaded` (the queue is full
+for this priority; Retry-After), 503 `warming_up`, `draining` or `expired` (the call's `timeout` was
+over before its turn), 500 `device_failed`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from aiohttp import web
+
+from workers.model_server import protocol
+from workers.model_server.batcher import Batcher, DeadlinePassed, DeviceFailed, Embedder
+from workers.model_server.meter import Meter
+from workers.model_server.metrics import CONTENT_TYPE, Metrics, Outcome
+from workers.model_server.reader import TextReader, Tokens
+from workers.model_server.scheduler import Room, admit
+from workers.model_server.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+WARMING_UP: tuple[Outcome, str, int] = ("warming_up", "the model is loading", 2)
+DRAINING: tuple[Outcome, str, int] = ("draining", "the server is ending", 1)
+PARSED_IN_PLACE_BYTES = 262_144
+"""A larger body is parsed in a thread: it would stop the loop for milliseconds."""
+
+SERVER = {"name": "airs-model-server", "version": "1.0", "extensions": protocol.EXTENSIONS}
+
+
+class Model(Protocol):
+    """What the server needs of a loaded model (device.LoadedModel)."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def size(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def serving(self) -> Serving: ...
+    @property
+    def reader(self) -> TextReader: ...
+    @property
+    def device(self) -> Embedder: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The vectors and token counts of a call's rows, in order."""
+
+    queries: list[Tokens]
+    texts: list[Tokens]
+    query_vectors: np.ndarray
+    text_vectors: np.ndarray
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Every output that can be asked for, each (rows, columns)."""
+        cosines = np.einsum("nd,nd->n", self.query_vectors, self.text_vectors)
+        return {
+            # Rounding can leave 1.0000001, which a rater with a scale to 1 would have to refuse.
+            "score": np.clip(cosines, -1, 1)[:, None],
+            "tokens": np.array([[tokens.count] for tokens in self.texts], np.int32),
+            "query_tokens": np.array([[tokens.count] for tokens in self.queries], np.int32),
+            "embedding": self.text_vectors,
+        }
+
+
+class ModelServer:
+    """One model behind HTTP; `serve` makes it ready, `drain` lets it end."""
+
+    def __init__(
+        self, *, name: str, room: Room, largest_body: int, clock: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self._room = room
+        self._clock = clock
+        self._meter = Meter(started_at=clock())
+        self._metrics = Metrics(self._meter, clock=clock)
+        self._model: Model | None = None
+        self._batcher: Batcher | None = None
+        self._phase: Literal["warming_up", "ready", "draining"] = "warming_up"
+        self._open_rows = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="reading")
+        self.app = web.Application(client_max_size=largest_body, middlewares=[json_errors])
+        self.app.add_routes(self._routes())
+
+    def serve(self, model: Model) -> asyncio.Event:
+        """The model is loaded and warm: take calls from now on. The event: the device is broken."""
+        self._model = model
+        self._batcher = Batcher(
+            model.device,
+            model.serving,
+            self._meter,
+            clock=self._clock,
+            observe=self._metrics.batch,
+        )
+        self._metrics.info.labels(self.name, model.version).set(1)
+        self._metrics.ready.set(1)
+        self._phase = "ready"
+        return self._batcher.broken
+
+    async def drain(self, limit_s: float) -> bool:
+        """Refuse new calls and finish the accepted ones; False when the limit came first."""
+        self._phase = "draining"
+        self._metrics.ready.set(0)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._reading.shutdown(wait=False, cancel_futures=True)
+            if self._batcher is not None:
+                self._batcher.close()
+        return True
+
+    def _routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.get("/v2", self._server),
+            web.get("/v2/health/live", self._live),
+            web.get("/v2/health/ready", self._ready),
+            web.get("/v2/models/{model}/stats", self._stats),
+            web.get("/metrics", self._metrics_page),
+        ]
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                web.get(model, self._metadata),
+                web.get(f"{model}/ready", self._model_ready),
+                web.post(f"{model}/infer", self._infer),
+            ]
+        return routes
+
+    async def _server(self, request: web.Request) -> web.Response:
+        return web.json_response(SERVER)
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        ready = self._phase == "ready"
+        return web.json_response({"ready": ready, "live": True}, status=200 if ready else 503)
+
+    async def _model_ready(self, request: web.Request) -> web.Response:
+        if (refusal := self._unknown(request)) is not None:
+            return refusal
+        ready = self._phase == "ready"
+        return web.json_response({"name": self.name, "ready": ready}, status=200 if ready else 503)
+
+    async def _metadata(self, request: web.Request) -> web.Response:
+        if (refusal := self._unknown(request)) is not None:
+            return refusal
+        if (model := self._model) is None:
+            return refusal_response(503, *WARMING_UP)
+        return web.json_response(
+            protocol.model_metadata(
+                self.name,
+                model.version,
+                size=model.size,
+                width=model.width,
+                max_tokens=model.max_tokens,
+            )
+        )
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        if (refusal := self._unknown(request)) is not None:
+            return refusal
+        now = self._clock()
+        return web.json_response(
+            {
+                "ready": self._phase == "ready",
+                "phase": self._phase,
+                "model_version": None if self._model is None else self._model.version,
+                "busy_seconds": self._meter.busy_seconds(now),
+                "uptime_seconds": self._meter.uptime_seconds(now),
+                "duty_cycle": self._meter.duty_cycle(now),
+                "queue_rows": self._open_rows,
+                "rows_total": self._meter.predictions,
+                "predictions_total": self._meter.predictions,
+                "sequences_total": self._meter.sequences,
+                "batches_total": self._meter.batches,
+            }
+        )
+
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        if (refusal := self._unknown(request)) is not None:
+            return refusal
+        try:
+            body = await request.read()
+            started_at = self._clock()
+            call = await self._parse(body, request.headers.get(protocol.HEADER_LENGTH))
+        except web.HTTPRequestEntityTooLarge as error:
+            return self._refuse(413, "too_large", f"the body: {error.text}")
+        except protocol.BadRequest as error:
+            return self._refuse(400, "invalid", str(error))
+        response = self._admit(call) or await self._answer(call, started_at)
+        if response.status == 200:
+            self._metrics.call_seconds.observe(self._clock() - started_at)
+        return response
+
+    async def _parse(self, body: bytes, json_length: str | None) -> protocol.InferRequest:
+        if len(body) <= PARSED_IN_PLACE_BYTES:
+            return protocol.parse_infer(body, json_length)
+        return await asyncio.to_thread(protocol.parse_infer, body, json_length)
+
+    def _admit(self, call: protocol.InferRequest) -> web.Response | None:
+        """A refusal, unless the call may enter the queue."""
+        if self._phase != "ready":
+            return self._not_serving()
+        rows = len(call.texts)
+        if rows > self._room.largest_call:
+            largest = self._room.largest_call
+            return self._refuse(413, "too_large", f"inputs: {rows} rows, at most {largest} a call")
+        admission = admit(
+            rows=rows,
+            priority=call.priority,
+            open_rows=self._open_rows,
+            room=self._room,
+            rows_per_s=self._meter.sequences_per_s(),
+        )
+        if not admission.admitted:
+            return self._refuse(429, "overloaded", admission.reason, admission.retry_after_s)
+        return None
+
+    async def _answer(self, call: protocol.InferRequest, started_at: float) -> web.Response:
+        deadline_at = None if call.timeout_s is None else started_at + call.timeout_s
+        outcome: Outcome = "abandoned"  # stays so when the client goes away
+        self._take(len(call.texts))
+        try:
+            answer = await self._embed(call, deadline_at)
+        except DeadlinePassed as error:
+            outcome = "expired"
+            return refusal_response(503, outcome, f"timeout: {error}")
+        except DeviceFailed as error:
+            outcome = "device_failed"
+            return refusal_response(500, outcome, str(error))
+        else:
+            outcome = "ok"
+            self._meter.predictions += len(call.texts)
+            return self._render(call, answer)
+        finally:
+            self._metrics.calls.labels(outcome).inc()
+            self._take(-len(call.texts))
+
+    async def _embed(self, call: protocol.InferRequest, deadline_at: float | None) -> Answer:
+        if self._model is None or self._batcher is None:
+            raise DeviceFailed("no model")
+        rows = len(call.texts)
+        tokens = await asyncio.get_running_loop().run_in_executor(
+            self._reading, self._model.reader.read, [*call.queries, *call.texts]
+        )
+        queries, texts = tokens[:rows], tokens[rows:]
+        query_vectors, text_vectors = await self._batcher.embed(
+            queries, texts, priority=call.priority, deadline_at=deadline_at
+        )
+        return Answer(
+            queries=queries, texts=texts, query_vectors=query_vectors, text_vectors=text_vectors
+        )
+
+    def _render(self, call: protocol.InferRequest, answer: Answer) -> web.Response:
+        assert self._model is not None
+        body = protocol.render_infer(
+            call,
+            answer.outputs(),
+            model_name=self.name,
+            model_version=self._model.version,
+            max_tokens=self._model.max_tokens,
+        )
+        if body.json_length is None:
+            return web.Response(body=body.content, content_type="application/json")
+        headers = {protocol.HEADER_LENGTH: str(body.json_length)}
+        return web.Response(
+            body=body.content, content_type="application/octet-stream", headers=headers
+        )
+
+    def _take(self, rows: int) -> None:
+        """Account for rows that enter (or, negative, leave) the queue."""
+        self._open_rows += rows
+        self._metrics.queue_rows.set(self._open_rows)
+        if self._open_rows:
+            self._empty.clear()
+        else:
+            self._empty.set()
+
+    def _unknown(self, request: web.Request) -> web.Response | None:
+        """404 for another model, or another version than the one that is served."""
+        if request.match_info["model"] != self.name:
+            return refusal_response(404, "not_found", f"this server has the model {self.name!r}")
+        version = request.match_info.get("version")
+        if version is not None and self._model is not None and version != self._model.version:
+            return refusal_response(404, "not_found", f"served is version {self._model.version!r}")
+        return None
+
+    def _not_serving(self) -> web.Response:
+        outcome, detail, retry_after_s = DRAINING if self._phase == "draining" else WARMING_UP
+        return self._refuse(503, outcome, detail, retry_after_s)
+
+    def _refuse(
+        self, status: int, outcome: Outcome, detail: str, retry_after_s: int | None = None
+    ) -> web.Response:
+        self._metrics.calls.labels(outcome).inc()
+        return refusal_response(status, outcome, detail, retry_after_s)
+
+
+def refusal_response(
+    status: int, code: str, detail: str, retry_after_s: int | None = None
+) -> web.Response:
+    """The protocol's error body with our stable code beside it."""
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return web.json_response({"error": detail, "code": code}, status=status, headers=headers)
+
+
+@web.middleware
+async def json_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Give aiohttp's own refusals (no such route or method) and our faults the protocol's form."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return web.json_response({"error": error.reason}, status=error.status)
+    except Exception:
+        logger.exception("call failed", extra={"path": request.path})
+        return web.json_response({"error": "internal error"}, status=500)
