@@ -177,7 +177,7 @@ USE_I18N = False
 USE_TZ = True
 
 STATIC_URL = "/static/"
-STATIC_ROOT = AIRS_HOME / "static"
+# The few static files are served from where their packages have them: nothing to collect.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 
@@ -190,6 +190,7 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "airs_site.negotiation.AlwaysJson",
     "EXCEPTION_HANDLER": "airs_site.problems.exception_handler",
     "UNAUTHENTICATED_USER": None,
     "STRICT_JSON": True,
@@ -205,6 +206,12 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SCHEMA_PATH_PREFIX": "/api/v1",
+    "ENUM_NAME_OVERRIDES": {
+        "WorkflowStateEnum": "fulfillment.api_schema.WORKFLOW_STATES",
+        "RatingStateEnum": "fulfillment.results.STATES",
+        "ModelKindEnum": "models_admin.models.ModelKind",
+        "PoolKindEnum": "models_admin.models.PoolKind",
+    },
 }
 
 LOGGING = {

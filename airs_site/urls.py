@@ -15,3 +15,8 @@ urlpatterns = [
     path("healthz", health.live),
     path("readyz", health.ready),
 ]
+
+handler400 = "airs_site.problems.bad_request"
+handler403 = "airs_site.problems.permission_denied"
+handler404 = "airs_site.problems.page_not_found"
+handler500 = "airs_site.problems.server_error"

@@ -17,9 +17,7 @@ from django.http.response import HttpResponseBase
 from django.utils.http import urlencode
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.permissions import SAFE_METHODS, BasePermission
-from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -59,19 +57,9 @@ def _json(
     )
 
 
-class _AlwaysJson(BaseContentNegotiation):
-    """Answers do not depend on Accept, nor on `?format=`, which is ours."""
-
-    def select_renderer(
-        self, request: Request, renderers: Any, format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        return renderers[0], renderers[0].media_type
-
-
 class ApiView(APIView):
     """Base of the views: who may read and write, and what a refused upload leaves behind."""
 
-    content_negotiation_class = _AlwaysJson
     reads: ClassVar[type[BasePermission]] = IsViewer
     writes: ClassVar[type[BasePermission]] = IsSubmitter
 

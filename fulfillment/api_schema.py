@@ -116,6 +116,11 @@ class SlugField(TextField):
         return value
 
 
+WORKFLOW_STATES = tuple(
+    state.name for state in WorkflowState if state is not WorkflowState.RECEIVING
+)
+"""What clients see: a workflow that is being taken in is hidden."""
+
 Plain = serializers.Serializer[Any]
 """Base of shapes that belong to no model."""
 
@@ -295,7 +300,7 @@ class WorkflowShape(Plain):
     batch_size = serializers.IntegerField()
     complete_when = serializers.FloatField()
     round = serializers.IntegerField()
-    state = serializers.ChoiceField(choices=[state.name for state in WorkflowState])
+    state = serializers.ChoiceField(choices=WORKFLOW_STATES)
     counts = CountsShape()
     sources = SourcesShape()
     mean_score = serializers.FloatField(allow_null=True, help_text="Over COMPLETED only.")
@@ -331,7 +336,7 @@ class RatingShape(Plain):
     query_id = serializers.CharField(allow_null=True)
     result_id = serializers.CharField(allow_null=True)
     side = serializers.ChoiceField(choices=["test", "base"], allow_null=True)
-    state = serializers.ChoiceField(choices=list(STATES))
+    state = serializers.ChoiceField(choices=STATES)
     score = serializers.FloatField(allow_null=True)
     label = serializers.CharField(allow_null=True)  # type: ignore[assignment]
     output = serializers.JSONField(allow_null=True)
@@ -351,10 +356,7 @@ class RatingShape(Plain):
 class WorkflowQuery(Plain):
     """Query parameters of `GET /workflows`."""
 
-    state = ChoiceField(
-        required=False,
-        choices=[state.name for state in WorkflowState if state is not WorkflowState.RECEIVING],
-    )
+    state = ChoiceField(required=False, choices=WORKFLOW_STATES)
     owner = TextField(required=False, max_length=150)
     rater = SlugField(required=False)
     cursor = TextField(required=False, max_length=200)
@@ -364,7 +366,7 @@ class WorkflowQuery(Plain):
 class RatingQuery(Plain):
     """Query parameters of `GET /workflows/{id}/ratings`."""
 
-    state = ChoiceField(required=False, choices=list(STATES))
+    state = ChoiceField(required=False, choices=STATES)
     format = ChoiceField(required=False, choices=["jsonl", "csv"], default="jsonl")
     cursor = TextField(required=False, max_length=200)
     limit = WholeField(required=False, default=MAX_PAGE, min_value=1, max_value=MAX_PAGE)

@@ -62,7 +62,7 @@ class Held:
 
     replica: str
     priority_class: PriorityClass
-    rater_id: str
+    version_id: int
     batches: int
 
 
@@ -128,7 +128,7 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     shares = traffic.slots_for(
         {str(v.version_id): _wanted(v, rooms[v.version_id]) for v in served},
         free_slots,
-        {str(v.version_id): sum(h.batches for h in held if h.rater_id == v.rater_id)
+        {str(v.version_id): sum(h.batches for h in held if h.version_id == v.version_id)
          for v in served},
         total_slots,
     )  # fmt: skip
@@ -184,8 +184,9 @@ def _versions(now: datetime) -> list[VersionLoad]:
             JOIN fulfillment_workflowstats s ON s.workflow_id = w.id
             CROSS JOIN LATERAL (
                 SELECT count(*) AS batches FROM (
+                    -- Without the order the planner scans the table for a quick 128.
                     SELECT FROM fulfillment_batch b WHERE b.workflow_id = w.id AND b.state = 0
-                    LIMIT %s) AS b
+                    ORDER BY b.position LIMIT %s) AS b
             ) AS ready
             WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s
               AND v.retired_at IS NULL AND ready.batches > 0
@@ -227,7 +228,7 @@ def _held() -> list[Held]:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT b.replica, w.priority, w.best_effort, w.rater_id, count(*)
+            SELECT b.replica, w.priority, w.best_effort, w.rater_version_id, count(*)
             FROM fulfillment_batch b JOIN fulfillment_workflow w ON w.id = b.workflow_id
             WHERE b.state = 1 GROUP BY 1, 2, 3, 4
             """
@@ -236,10 +237,10 @@ def _held() -> list[Held]:
             Held(
                 replica=replica,
                 priority_class=priority_class(priority, best_effort=best_effort),
-                rater_id=rater_id,
+                version_id=version_id,
                 batches=batches,
             )
-            for replica, priority, best_effort, rater_id, batches in cursor.fetchall()
+            for replica, priority, best_effort, version_id, batches in cursor.fetchall()
         ]
 
 
@@ -287,10 +288,11 @@ class _Room:
             )
         return traffic.assign(loads, count)
 
-    def take(self, cls: PriorityClass, names: Sequence[str], rater_id: str) -> None:
+    def take(self, cls: PriorityClass, names: Sequence[str], version_id: int) -> None:
         """Count batches that were just sent, for all raters of this pass."""
         self._held += (
-            Held(replica=name, priority_class=cls, rater_id=rater_id, batches=1) for name in names
+            Held(replica=name, priority_class=cls, version_id=version_id, batches=1)
+            for name in names
         )
 
 
@@ -303,13 +305,21 @@ def _serve(
     publish: Publish,
 ) -> Pass:
     order = memory.orders.get(version.version_id, ordering.Memory())
+    free = {
+        cls: len(room.names(cls, ordering.MAX_CLAIMS))
+        for cls in {load.priority_class for load in version.loads}
+    }
     decision = ordering.next_batches(
-        version.loads, room=min(share, room.most), now=now, memory=order
+        [load for load in version.loads if free[load.priority_class]],
+        room=min(share, room.most),
+        now=now,
+        memory=order,
     )
-    if not decision.picks:
+    picks = _fitting(decision.picks, version.loads, free)
+    if not picks:
         return Pass()
     try:
-        claims, passed = _claim(version, decision.picks, room, now)
+        claims, passed = _claim(version, picks, room, now)
     except OperationalError as error:
         if "lock timeout" not in str(error):
             raise
@@ -317,14 +327,33 @@ def _serve(
         logger.info("claim met a lock", extra={"rater": version.rater_id})
         return Pass()
     memory.orders[version.version_id] = decision.memory
-    for priority, sent in claims.items():
-        cls = priority_class(priority)
+    for (step, cls), sent in claims.items():
         size = traffic.message_size(
             room=room.most, urgent=cls is PriorityClass.HIGH and len(sent) < 4
         )
         for start in range(0, len(sent), size):
-            publish(sent[start : start + size], celery_priority(priority))
+            publish(sent[start : start + size], step)
     return passed
+
+
+def _fitting(
+    picks: Sequence[ordering.Pick],
+    loads: Sequence[ordering.Load],
+    free: Mapping[PriorityClass, int],
+) -> list[ordering.Pick]:
+    """Cut picks to the windows of their classes, which may be smaller than the room as a whole.
+
+    Claiming more would write batches only to put them back. The order remembers them as served.
+    """
+    left = dict(free)
+    classes = {load.workflow_id: load.priority_class for load in loads}
+    fitting = []
+    for pick in picks:
+        cls = classes[pick.workflow_id]
+        if batches := min(pick.batches, left[cls]):
+            fitting.append(ordering.Pick(workflow_id=pick.workflow_id, batches=batches))
+            left[cls] -= batches
+    return fitting
 
 
 @dataclass(slots=True)
@@ -351,8 +380,8 @@ class _Claimed:
 
 def _claim(
     version: VersionLoad, picks: Sequence[ordering.Pick], room: _Room, now: datetime
-) -> tuple[dict[int, list[tuple[int, int, str]]], Pass]:
-    """Claim what the policy picked; return what is to be published, by API priority."""
+) -> tuple[dict[tuple[int, PriorityClass], list[tuple[int, int, str]]], Pass]:
+    """Claim what the policy picked; return what is to be published, by Celery step and class."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL lock_timeout = '200ms'")
         batches = _pick(cursor, picks)
@@ -362,21 +391,21 @@ def _claim(
         batches = [batch for batch in batches if batch.workflow_id in facts]
         ours = _take_off(cursor, batches)
         ended = _second_look(cursor, batches, facts, ours, now)
-        _name_replicas(batches, facts, room, version.rater_id)
+        _name_replicas(batches, facts, room, version.version_id)
         _write(cursor, batches, ours, facts, now)
         outcomes.add_progress(cursor, outcomes.end_requests(cursor, ended))
-    claims: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    claims: dict[tuple[int, PriorityClass], list[tuple[int, int, str]]] = defaultdict(list)
     for batch in batches:
         if batch.replica:
-            claims[facts[batch.workflow_id].priority].append(
-                (batch.id, batch.fence + 1, batch.replica)
-            )
+            fact = facts[batch.workflow_id]
+            claims[fact.step, fact.cls].append((batch.id, batch.fence + 1, batch.replica))
     sent = sum(len(c) for c in claims.values())
+    put_back = sum(bool(batch.sent) and not batch.replica for batch in batches)
     return claims, Pass(
         sent=sent,
         ended=len(ended),
         waiting=sum(bool(batch.waits) and not batch.replica for batch in batches),
-        full=sent < len(batches),
+        full=sent + put_back < len(batches),
     )
 
 
@@ -410,6 +439,15 @@ class _Facts:
     accepted_at: datetime
     produced_after: datetime
     started: bool
+
+    @property
+    def cls(self) -> PriorityClass:
+        return priority_class(self.priority, best_effort=self.best_effort)
+
+    @property
+    def step(self) -> int:
+        """The Celery priority; best effort comes last, whatever its score."""
+        return celery_priority(0 if self.best_effort else self.priority)
 
 
 def _workflow_facts(cursor: CursorWrapper, ids: set[int]) -> dict[int, _Facts]:
@@ -526,20 +564,18 @@ def _failures(
 
 
 def _name_replicas(
-    batches: Sequence[_Claimed], facts: Mapping[int, _Facts], room: _Room, rater_id: str
+    batches: Sequence[_Claimed], facts: Mapping[int, _Facts], room: _Room, version_id: int
 ) -> None:
     """Give each batch that has something to send a replica, while windows have room."""
     by_class: dict[PriorityClass, list[_Claimed]] = defaultdict(list)
     for batch in batches:
         if batch.sent:
-            fact = facts[batch.workflow_id]
-            cls = priority_class(fact.priority, best_effort=fact.best_effort)
-            by_class[cls].append(batch)
+            by_class[facts[batch.workflow_id].cls].append(batch)
     for cls in sorted(by_class):
         names = room.names(cls, len(by_class[cls]))
         for batch, name in zip(by_class[cls], names, strict=False):
             batch.replica = name
-        room.take(cls, names, rater_id)
+        room.take(cls, names, version_id)
 
 
 def _write(

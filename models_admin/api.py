@@ -13,9 +13,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ParseError, ValidationError
-from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.permissions import SAFE_METHODS, BasePermission
-from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -173,14 +171,19 @@ class ResizeForm(_Form):
     replicas = _Whole()
 
 
-class PoolForm(_Form):
-    """A pool of accelerator devices."""
+class PoolChanges(_Form):
+    """Settings of a pool."""
 
-    id = _Text(max_length=64)
     kind = _Choice(choices=PoolKind.choices, required=False)
     devices = _Whole(required=False, min_value=1, max_value=services.MAX_DEVICES)
     agent = _Text(required=False, max_length=64)
     notes = _Text(required=False, allow_blank=True, max_length=10_000)
+
+
+class PoolForm(PoolChanges):
+    """A new pool of accelerator devices."""
+
+    id = _Text(max_length=64)
 
 
 class PoolShape(serializers.ModelSerializer[AcceleratorPool]):
@@ -319,15 +322,6 @@ def _state(model: ModelConfig, servers: list[ModelServer]) -> str | None:
 # Views
 
 
-class _AlwaysJson(DefaultContentNegotiation):
-    """Answers do not depend on Accept."""
-
-    def select_renderer(
-        self, request: Request, renderers: Any, format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        return renderers[0], renderers[0].media_type
-
-
 class OperatorWrites(BasePermission):
     """Any token reads, an operator's writes; knows tokens by their `role` only."""
 
@@ -339,7 +333,6 @@ class OperatorWrites(BasePermission):
 
 
 class _View(APIView):
-    content_negotiation_class = _AlwaysJson
     permission_classes = [OperatorWrites]
 
 
@@ -401,6 +394,12 @@ class ModelView(_View):
         except InvalidFields as refusal:
             raise _named_as_sent(refusal) from refusal
         return Response(_shown(model))
+
+    @extend_schema(operation_id="remove_model", responses=_answers(None, 204, 404, 409))
+    def delete(self, request: Request, model_id: str) -> Response:
+        """Remove a model that is not started, with its versions."""
+        services.remove_model(model_id, actor=_actor(request))
+        return Response(status=204)
 
 
 class ModelStartView(_View):
@@ -510,6 +509,16 @@ class PoolView(_View):
     def get(self, request: Request, pool_id: str) -> Response:
         """Show a pool."""
         return Response(_pool(services.find_pool(pool_id)))
+
+    @extend_schema(
+        operation_id="change_pool",
+        request=PoolChanges,
+        responses=_answers(PoolShape, 200, 400, 404, 422),
+    )
+    def patch(self, request: Request, pool_id: str) -> Response:
+        """Change a pool; it keeps the devices that started models use."""
+        pool = services.change_pool(pool_id, _given(PoolChanges, request), actor=_actor(request))
+        return Response(_pool(pool))
 
 
 def _models() -> QuerySet[ModelConfig]:
