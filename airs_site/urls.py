@@ -3,6 +3,7 @@
 from django.contrib import admin
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from rest_framework.negotiation import DefaultContentNegotiation
 
 from airs_site import health
 
@@ -10,8 +11,19 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/v1/", include("fulfillment.urls")),
     path("api/v1/", include("models_admin.urls")),
-    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    # These two do have more than one form to offer.
+    path(
+        "api/schema",
+        SpectacularAPIView.as_view(content_negotiation_class=DefaultContentNegotiation),
+        name="schema",
+    ),
+    path(
+        "api/docs",
+        SpectacularSwaggerView.as_view(
+            url_name="schema", content_negotiation_class=DefaultContentNegotiation
+        ),
+        name="docs",
+    ),
     path("healthz", health.live),
     path("readyz", health.ready),
 ]

@@ -160,10 +160,22 @@ def register_pool(pool: AcceleratorPool, *, actor: str = "") -> tuple[Accelerato
 
 
 def save_pool(pool: AcceleratorPool, *, actor: str = "") -> None:
-    """Store a changed pool."""
+    """Store a pool as it is, new or changed."""
     refuse(pool_problems(pool))
     pool.save()
-    _audit("pool_changed", pool.pk, actor)
+    _audit("pool_saved", pool.pk, actor)
+
+
+def change_pool(pool_id: str, changes: Mapping[str, Any], *, actor: str = "") -> AcceleratorPool:
+    """Change settings of a pool."""
+    with transaction.atomic():
+        pool = AcceleratorPool.objects.select_for_update().filter(pk=pool_id).first()
+        if pool is None:
+            raise NotFound(f"There is no pool {pool_id!r}.")
+        for name, value in changes.items():
+            setattr(pool, name, value)
+        save_pool(pool, actor=actor)
+    return pool
 
 
 def devices_used(pool_id: str, *, without: str = "") -> int:

@@ -34,6 +34,7 @@ QUIET = {
     # One reading thread is enough; more would take cores from the device on a CPU.
     "TOKENIZERS_PARALLELISM": "false",
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    "PROMETHEUS_DISABLE_CREATED_SERIES": "true",
 }
 PR_SET_PDEATHSIG = 1
 

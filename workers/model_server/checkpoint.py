@@ -192,7 +192,10 @@ def tensor_for(path: tuple[Any, ...], tensors: Tensors) -> np.ndarray:
         names = [f"encoder.layer.{module[1]}.attention.self.{n}" for n in ("query", "key", "value")]
     else:
         names = [f"encoder.layer.{module[1]}.{LAYER_NAMES[module[2]]}"]
-    parts = [tensors[f"{name}.{suffix}"] for name in names]
+    try:
+        parts = [tensors[f"{name}.{suffix}"] for name in names]
+    except KeyError as error:
+        raise CheckpointRefused("missing_tensor", str(error)) from error
     return np.concatenate([part.T if kind == "kernel" else part for part in parts], axis=-1)
 
 

@@ -49,7 +49,7 @@ SERVING = {
     # hide the gaps between batches and the parts of the encoder that use one core only.
     "cpu": Serving(
         dtype="float32",
-        shaping=Shaping(steps=LENGTHS, batch_tokens=1024, fill_tokens=512),
+        shaping=Shaping(steps=LENGTHS, batch_tokens=1024, fill_tokens=256),
         lanes=2,
         row_counts=(1, 4, 16),
         call_tokens=40,
