@@ -93,6 +93,9 @@ def lead(name: str) -> bool:
         (leads,) = cursor.fetchone()
         if leads:
             cursor.execute(f"SET idle_session_timeout = '{FROZEN_S}s'")
+            # All that a pass reads has an index; the planner, whose statistics of tables that
+            # fill and empty within seconds are always old, would scan the archive at times.
+            cursor.execute("SET enable_seqscan = off")
     return bool(leads)
 
 
@@ -258,7 +261,7 @@ class _Room:
             r
             for r in replicas
             if r.model_id == version.model_id
-            and (not r.version or not version.model_version or r.version == version.model_version)
+            and (not r.version or version.model_version in {"", r.version, r.label})
         ]
         self._held = held
         self._windows: dict[str, traffic.Window] = {}

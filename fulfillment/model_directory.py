@@ -39,6 +39,9 @@ class Replica(Protocol):
         """What it serves; "" when an external server has not said yet."""
 
     @property
+    def label(self) -> str:
+        """The operator's name for it: what raters were pinned to before the server had reported."""
+    @property
     def window(self) -> int:
         """Batches it may hold (computing and queued)."""
 

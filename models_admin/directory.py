@@ -37,6 +37,8 @@ class Replica:
     window: int
     managed: bool
     address: str
+    label: str = ""
+    """The operator's name for what it serves; raters are pinned to it until the server reports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +106,7 @@ class ModelDirectory:
                     window=model.max_concurrency,
                     managed=False,
                     address=model.url,
+                    label=model.version_label,
                 )
                 for model in external.order_by("id")
             ),

@@ -1,0 +1,552 @@
+"""The host agent with real processes: most tests run a stub server, the last ones the real parts.
+
+The stub behaves by its checkpoint (`tiny:<mode>`), so that nothing but the product's own command
+line reaches it. Time is the test's: `Clock` moves the database's and the backend's clock together.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.conf import settings as site
+from django.db import connection
+
+from models_admin import services
+from models_admin.agent import HostAgent
+from models_admin.clock import database_now
+from models_admin.directory import HEARTBEAT_LIMIT, directory
+from models_admin.hosting import Launch, LaunchFailed, LocalBackend, ReplicaName
+from models_admin.models import AcceleratorPool, ModelConfig, ModelServer, ModelVersion
+from models_admin.policy.reconcile import ServerState
+
+NORMAL, DIES_AT_ONCE, NEVER_READY, DEAF, BUSY = range(5)
+
+STUB = """
+import argparse, json, os, signal, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+parser = argparse.ArgumentParser()
+for name in ("model-name", "checkpoint", "checkpoint-root", "cache-dir", "port", "max-queue",
+             "drain-seconds"):
+    parser.add_argument("--" + name)
+parser.add_argument("--exit-with-parent", action="store_true")
+options = parser.parse_args()
+mode = int(options.checkpoint.removeprefix("tiny:"))
+state = {
+    "ready": mode != 2,
+    "model_version": f"stub-{mode}",
+    "busy_seconds": 1.5,
+    "rows_total": 7,
+    "queue_rows": 5 if mode == 4 else 0,
+}
+print("a line of noise, with the secret:", os.environ.get("DATABASE_URL"), flush=True)
+if mode == 1:
+    print("no such weights", flush=True)
+    sys.exit(3)
+if mode == 3:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        found = self.path == f"/v2/models/{options.model_name}/stats"
+        self.answer(200 if found else 404, state)
+
+    def do_POST(self):
+        state["queue_rows"] = 0
+        self.answer(200, {})
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *args):
+        pass
+
+server = ThreadingHTTPServer(("127.0.0.1", int(options.port)), Handler)
+url = f"http://127.0.0.1:{server.server_port}"
+print(json.dumps({"event": "listening", "url": url}), flush=True)
+server.serve_forever()
+"""
+
+
+@dataclass
+class Clock:
+    """Real time, and the jumps of the test."""
+
+    jumped: timedelta = timedelta(0)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.jumped
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.jumped.total_seconds()
+
+    def jump(self, **span: float) -> None:
+        self.jumped += timedelta(**span)
+
+
+@dataclass
+class Host:
+    """A machine with its agent, stepped by the test."""
+
+    home: Path
+    stub: Path
+    clock: Clock = field(default_factory=Clock)
+    root: Path = field(init=False)
+    backend: LocalBackend = field(init=False)
+    agent: HostAgent = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root = self.home / "checkpoints"
+        self.backend = LocalBackend(
+            logs=self.home / "logs",
+            cache=self.home / "cache",
+            checkpoint_root=self.root,
+            cwd=self.home,
+            environ=os.environ,
+            command=(sys.executable, str(self.stub)),
+            term_grace_s=5.0,
+            monotonic=self.clock.monotonic,
+        )
+        self.new_agent()
+
+    def new_agent(self) -> None:
+        self.agent = HostAgent(
+            name="local", boot_id=uuid4(), backend=self.backend, checkpoint_root=self.root
+        )
+
+    def step(self) -> None:
+        self.agent.run_once(self.clock.now())
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Run passes until a state is reached that depends on a process."""
+        deadline = time.monotonic() + 20
+        while not reached():
+            assert time.monotonic() < deadline, [vars(row) for row in ModelServer.objects.all()]
+            time.sleep(0.02)
+            self.step()
+
+    def until_state(self, *states: ServerState) -> list[ModelServer]:
+        """Run passes until the replicas stand so, in order of ordinals."""
+        self.until(lambda: [row.state for row in servers()] == list(states))
+        return servers()
+
+
+def servers() -> list[ModelServer]:
+    return list(ModelServer.objects.order_by("model_id", "ordinal"))
+
+
+def register(mode: int = NORMAL, **fields: Any) -> ModelConfig:
+    services.register_model(
+        "mini",
+        now=datetime.now(UTC),
+        kind="hosted",
+        checkpoint=f"tiny:{mode}",
+        **{"replicas_max": 4, **fields},
+    )
+    return services.start_model("mini", now=datetime.now(UTC))
+
+
+def lives(pid: int | None) -> bool:
+    """Say whether a process runs; one that waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_for(reached: Callable[[], bool], *, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "did not come about in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    stub = tmp_path / "stub.py"
+    stub.write_text(STUB)
+    host = Host(home=tmp_path, stub=stub)
+    yield host
+    host.backend.stop_all()
+
+
+@pytest.mark.django_db
+class TestAgent:
+    def test_a_started_model_gets_a_server_that_is_sent_to(self, host: Host) -> None:
+        model = register(window=9)
+
+        (row,) = host.until_state(ServerState.READY)
+
+        assert lives(row.pid)
+        assert (row.version, row.starts, row.failures) == ("stub-0", 1, 0)
+        assert (row.busy_seconds, row.rows_total) == (1.5, 7)
+        (replica,) = directory.replicas(host.clock.now())
+        assert (replica.address, replica.window, replica.version) == (row.address, 9, "stub-0")
+        model.refresh_from_db()
+        assert model.version == "stub-0", "what a replica reports counts"
+        assert ModelVersion.objects.filter(version="stub-0").exists()
+
+    def test_a_killed_server_comes_back_after_a_pause_as_another_run(self, host: Host) -> None:
+        register()
+        (first,) = host.until_state(ServerState.READY)
+        assert first.pid is not None
+
+        os.kill(first.pid, signal.SIGKILL)
+        (dead,) = host.until_state(ServerState.BACKOFF)
+        host.clock.jump(seconds=1)
+        (second,) = host.until_state(ServerState.READY)
+
+        assert "killed by SIGKILL" in dead.last_error
+        assert (dead.failures, dead.pid, dead.address) == (1, None, "")
+        assert second.pid != first.pid
+        assert directory.endpoint(first.key) is None
+        assert directory.endpoint(second.key) is not None
+
+    def test_a_server_that_dies_at_once_is_started_less_and_less_often(self, host: Host) -> None:
+        register(DIES_AT_ONCE)
+        pauses = []
+        for _ in range(4):
+            (row,) = host.until_state(ServerState.BACKOFF)
+            assert row.next_start_at is not None
+            pauses.append(round((row.next_start_at - host.clock.now()).total_seconds()))
+            host.clock.jump(seconds=pauses[-1])
+            host.step()
+            host.until(lambda starts=row.starts: servers()[0].starts > starts)  # type: ignore[misc]
+
+        assert pauses == [1, 2, 4, 8]
+        assert "exit code 3: no such weights" in servers()[0].last_error
+
+    def test_a_restart_ends_the_pause(self, host: Host) -> None:
+        register(DIES_AT_ONCE)
+        host.until_state(ServerState.BACKOFF)
+
+        services.update_model("mini", now=host.clock.now(), checkpoint="tiny:0")
+        services.restart_model("mini", now=host.clock.now())
+
+        (row,) = host.until_state(ServerState.READY)
+        assert row.failures == 0
+
+    def test_a_server_that_is_not_ready_is_not_sent_to(self, host: Host) -> None:
+        register(NEVER_READY)
+
+        host.until_state(ServerState.WARMING)
+
+        assert directory.replicas(host.clock.now()) == []
+
+    def test_a_stopped_model_drains_before_its_server_ends(self, host: Host) -> None:
+        register(BUSY)
+        (row,) = host.until_state(ServerState.READY)
+
+        services.stop_model("mini", now=host.clock.now())
+        host.step()
+        host.clock.jump(seconds=5)
+        host.step()
+        host.clock.jump(seconds=5)
+        host.step()
+
+        assert (servers()[0].state, lives(row.pid)) == (ServerState.DRAINING, True)
+        assert directory.replicas(host.clock.now()) == []
+        assert directory.endpoint(row.key) is not None, "what was claimed still arrives"
+
+        urllib.request.urlopen(urllib.request.Request(row.address, method="POST"), timeout=5)
+        for _ in range(2):
+            host.clock.jump(seconds=3)
+            host.step()
+        (after,) = host.until_state(ServerState.STOPPED)
+
+        assert not lives(row.pid)
+        assert (after.pid, after.address) == (None, "")
+        assert directory.endpoint(row.key) is None
+
+    def test_a_server_that_does_not_end_is_killed(self, host: Host) -> None:
+        register(DEAF)
+        (row,) = host.until_state(ServerState.READY)
+
+        services.stop_model("mini", now=host.clock.now())
+        host.step()
+        host.clock.jump(seconds=31)
+        host.step()
+        host.clock.jump(seconds=6)
+
+        host.until_state(ServerState.STOPPED)
+        assert not lives(row.pid)
+
+    def test_a_frozen_server_leaves_the_directory_and_is_replaced(self, host: Host) -> None:
+        register()
+        (row,) = host.until_state(ServerState.READY)
+        assert row.pid is not None
+
+        os.kill(row.pid, signal.SIGSTOP)
+        host.clock.jump(seconds=16)
+        host.step()
+        assert directory.replicas(host.clock.now()) == []
+        assert servers()[0].state == ServerState.READY, "a slow answer costs no restart"
+
+        host.clock.jump(seconds=16)
+        host.step()
+        assert servers()[0].state == ServerState.BACKOFF
+        host.clock.jump(seconds=6)
+        (second,) = host.until_state(ServerState.READY)
+        assert second.pid != row.pid
+        assert not lives(row.pid)
+
+    def test_resizing_keeps_the_first_replicas(self, host: Host) -> None:
+        register(replicas_default=2)
+        before = host.until_state(ServerState.READY, ServerState.READY)
+
+        services.resize_model("mini", 1, now=host.clock.now())
+        host.step()
+        host.clock.jump(seconds=31)
+
+        kept, gone = host.until_state(ServerState.READY, ServerState.STOPPED)
+        assert kept.pid == before[0].pid
+        assert gone.pid is None
+
+    def test_a_restart_leaves_one_replica_serving(self, host: Host) -> None:
+        register(replicas_default=2)
+        before = host.until_state(ServerState.READY, ServerState.READY)
+        least = 2
+
+        services.restart_model("mini", now=host.clock.now())
+        deadline = time.monotonic() + 20
+        while {row.pid for row in servers()} & {row.pid for row in before}:
+            assert time.monotonic() < deadline
+            host.step()
+            host.clock.jump(seconds=1)
+            least = min(least, len(directory.replicas(host.clock.now())))
+
+        assert least == 1
+        host.until_state(ServerState.READY, ServerState.READY)
+
+    def test_a_checkpoint_that_became_a_link_out_is_not_launched(self, host: Host) -> None:
+        register()
+        outside = host.home / "outside"
+        outside.mkdir()
+        host.root.mkdir()
+        (host.root / "later").symlink_to(outside)
+        ModelConfig.objects.update(checkpoint="later")
+
+        (row,) = host.until_state(ServerState.FAILED)
+
+        assert row.pid is None
+        assert "checkpoint" in row.last_error
+        assert row.next_start_at is not None
+
+    def test_a_removed_model_leaves_no_process(self, host: Host) -> None:
+        register()
+        (row,) = host.until_state(ServerState.READY)
+
+        ModelConfig.objects.all().delete()
+        host.step()
+
+        host.until(lambda: not lives(row.pid))
+        assert servers() == []
+
+    def test_models_of_another_agents_pool_are_left_alone(self, host: Host) -> None:
+        services.register_pool(AcceleratorPool(id="far", agent="other"))
+        register(pool="far")
+
+        host.step()
+
+        assert servers() == []
+
+    def test_a_new_agent_replaces_what_its_predecessor_left_in_the_rows(self, host: Host) -> None:
+        register()
+        (first,) = host.until_state(ServerState.READY)
+        host.backend.stop_all()
+
+        host.new_agent()
+        host.step()
+        (second,) = host.until_state(ServerState.READY)
+
+        assert second.pid != first.pid
+        assert (second.starts, second.failures) == (2, 0)
+
+    def test_an_agent_that_stops_takes_its_servers_along_and_says_so(self, host: Host) -> None:
+        register()
+        (row,) = host.until_state(ServerState.READY)
+
+        host.agent.stop(host.clock.now())
+
+        assert not lives(row.pid)
+        assert servers()[0].state == ServerState.STOPPED
+
+    def test_without_a_database_an_agent_that_stops_still_ends_its_servers(
+        self, host: Host
+    ) -> None:
+        register()
+        (row,) = host.until_state(ServerState.READY)
+
+        host.agent.stop(None)
+
+        assert not lives(row.pid)
+
+    def test_a_server_gets_options_and_none_of_our_secrets(self, host: Host) -> None:
+        register(serving={"max_queue": 77})
+        (row,) = host.until_state(ServerState.READY)
+
+        command = Path(f"/proc/{row.pid}/cmdline").read_text().split("\0")
+        log = (host.home / "logs" / "model-mini-0.log").read_text()
+
+        assert command[command.index("--max-queue") + 1] == "77"
+        assert "with the secret: None" in log
+        assert os.getpgid(row.pid or 0) == row.pid, "a group of its own"
+
+
+def test_a_name_that_lives_is_not_started_twice(host: Host) -> None:
+    launch = Launch(name=ReplicaName("m", 0), model_name="m", checkpoint="tiny:0")
+
+    host.backend.start(launch)
+
+    with pytest.raises(LaunchFailed):
+        host.backend.start(launch)
+
+
+def test_a_full_log_is_emptied_and_kept_once(host: Host) -> None:
+    name = ReplicaName("m", 0)
+    host.backend.start(Launch(name=name, model_name="m", checkpoint="tiny:0"))
+    wait_for(lambda: host.backend.observe().living[name].ready)
+    log = host.home / "logs" / "model-m-0.log"
+    with log.open("ab") as file:
+        file.truncate(11 * 1024 * 1024)
+
+    host.backend.observe()
+
+    assert log.stat().st_size == 0
+    assert log.with_suffix(".log.1").stat().st_size == 11 * 1024 * 1024
+
+
+# The command, as a process of its own
+
+AGENT = """
+import sys
+import django
+from django.core.management import call_command
+django.setup()
+from models_admin.management.commands.host_models import Command
+if len(sys.argv) > 1:
+    Command.server_command = (sys.executable, sys.argv[1])
+call_command(Command())
+"""
+
+
+def agent_environment() -> Mapping[str, str]:
+    test_database = connection.settings_dict
+    host = f"host={test_database['HOST']}&port={test_database['PORT']}"
+    name, user = test_database["NAME"], test_database["USER"]
+    return os.environ | {
+        "DATABASE_URL": f"postgresql://{user}@/{name}?{host}",
+        "DJANGO_SETTINGS_MODULE": "airs_site.settings",
+    }
+
+
+@pytest.fixture
+def start_agent(host: Host) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", AGENT, *arguments],
+            cwd=site.BASE_DIR,
+            env=agent_environment(),
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ready_server() -> ModelServer | None:
+    return ModelServer.objects.filter(state=ServerState.READY).first()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_killed_agent_leaves_nothing_that_serves_and_the_next_one_starts_again(
+    host: Host, start_agent: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    register()
+    first = start_agent(str(host.stub))
+    wait_for(lambda: ready_server() is not None)
+    standby = start_agent(str(host.stub))
+    before = servers()[0]
+    assert before.pid is not None
+    assert directory.replicas(database_now())
+
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    wait_for(lambda: not lives(before.pid), seconds=2)
+    wait_for(lambda: (row := ready_server()) is not None and row.pid != before.pid)
+    after = servers()[0]
+
+    assert (after.starts, after.failures) == (before.starts + 1, 0)
+    assert directory.endpoint(before.key) is None
+    assert directory.endpoint(after.key) is not None
+
+    standby.send_signal(signal.SIGTERM)
+    assert standby.wait(timeout=20) == 0
+    assert not lives(after.pid)
+    assert servers()[0].state == ServerState.STOPPED
+    assert directory.replicas(database_now()) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_agent_that_loses_its_session_keeps_its_servers(
+    host: Host, start_agent: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    register()
+    agent = start_agent(str(host.stub))
+    wait_for(lambda: ready_server() is not None)
+    before = servers()[0]
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    lost_at = database_now()
+    wait_for(lambda: ModelServer.objects.filter(heartbeat_at__gt=lost_at).exists())
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
+            " WHERE locktype = 'advisory' AND datname = current_database()"
+        )
+        assert cursor.fetchone() == (1,), "it leads again, or its next stand-by would, too"
+    assert agent.poll() is None
+    assert (servers()[0].pid, servers()[0].state) == (before.pid, ServerState.READY)
+
+
+@pytest.mark.acceptance
+@pytest.mark.django_db(transaction=True)
+def test_the_real_server_serves_the_version_it_was_registered_with_and_ends_with_its_agent(
+    start_agent: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    registered = register()
+    agent = start_agent()
+
+    wait_for(lambda: ready_server() is not None, seconds=60)
+    row = servers()[0]
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    wait_for(lambda: not lives(row.pid))
+
+    assert row.version == registered.version
+    assert ModelVersion.objects.count() == 1
+    assert directory.replicas(database_now() + HEARTBEAT_LIMIT) == []

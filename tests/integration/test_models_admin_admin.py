@@ -1,0 +1,274 @@
+"""The hosting pages of the admin, through the test client."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from models_admin import services
+from models_admin.models import AcceleratorPool, ModelConfig, ModelServer
+from models_admin.policy.reconcile import ServerState
+
+pytestmark = pytest.mark.django_db
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = "sk-qa-0123456789abcdef"
+LIST = "/admin/models_admin/modelconfig/"
+SCRIPT = "<script>window.__qa=1</script>"
+
+HOSTED = {
+    "id": "mini",
+    "kind": "hosted",
+    "protocol": "oip",
+    "model_name": "mini",
+    "timeout_s": "60",
+    "url": "",
+    "max_concurrency": "16",
+    "version_label": "",
+    "pool": "",
+    "loader": "bert_encoder",
+    "checkpoint": "tiny:0",
+    "serving": "{}",
+    "devices_per_replica": "1",
+    "replicas_min": "0",
+    "replicas_default": "1",
+    "replicas_max": "1",
+    "window": "16",
+    "new_api_key": "",
+    "new_headers": "",
+}
+EXTERNAL = HOSTED | {
+    "id": "ext",
+    "kind": "external",
+    "url": "http://127.0.0.1:9",
+    "loader": "",
+    "checkpoint": "",
+}
+
+
+@pytest.fixture
+def operator() -> User:
+    return User.objects.create(username="operator", is_staff=True, is_superuser=True)
+
+
+@pytest.fixture
+def browser(operator: User) -> Client:
+    client = Client()
+    client.force_login(operator)
+    return client
+
+
+def change_page(model_id: str) -> str:
+    return f"{LIST}{model_id}/change/"
+
+
+def page(browser: Client, path: str) -> str:
+    response = browser.get(path)
+    assert response.status_code == 200, path
+    return response.content.decode()
+
+
+def errors(response: Any) -> dict[str, list[str]]:
+    assert response.status_code == 200, "the form was taken"
+    return dict(response.context["adminform"].form.errors)
+
+
+def act(browser: Client, name: str, *ids: str) -> str:
+    response = browser.post(LIST, {"action": name, "_selected_action": ids}, follow=True)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_a_hosted_model_is_registered_through_the_form(browser: Client) -> None:
+    AcceleratorPool.objects.create(id="box", devices=2)
+
+    response = browser.post(f"{LIST}add/", HOSTED | {"pool": "box"})
+
+    assert response.status_code == 302
+    model = ModelConfig.objects.get()
+    assert (model.id, model.pool_id, model.checkpoint) == ("mini", "box", "tiny:0")
+    assert model.version.startswith("tiny-0")
+    assert LogEntry.objects.get().object_id == "mini"
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        (HOSTED | {"checkpoint": "../x"}, "checkpoint"),
+        (HOSTED | {"checkpoint": "/etc/passwd"}, "checkpoint"),
+        (HOSTED | {"url": "http://x"}, "url"),
+        (HOSTED | {"protocol": "openai"}, "protocol"),
+        (HOSTED | {"replicas_min": "2"}, "replicas_default"),
+        (HOSTED | {"serving": '{"exec": 1}'}, "serving"),
+        (HOSTED | {"serving": "[]"}, "serving"),
+        (HOSTED | {"pool": "box", "devices_per_replica": "2"}, "pool"),
+        (EXTERNAL | {"url": "file:///etc/passwd"}, "url"),
+        (EXTERNAL | {"url": "http://host/?key=a"}, "url"),
+        (EXTERNAL | {"new_api_key": "env:A B"}, "new_api_key"),
+        (EXTERNAL | {"new_headers": '{"Host": "x"}'}, "new_headers"),
+        (EXTERNAL | {"new_headers": '{"X": 1}'}, "new_headers"),
+        (EXTERNAL | {"id": "taken"}, "id"),
+    ],
+)
+def test_what_cannot_work_is_said_at_its_field(
+    browser: Client, form: dict[str, str], field: str
+) -> None:
+    AcceleratorPool.objects.create(id="box", devices=1)
+    services.register_model("taken", now=NOW, kind="hosted", checkpoint="tiny:0")
+
+    response = browser.post(f"{LIST}add/", form)
+
+    assert field in errors(response)
+    assert ModelConfig.objects.count() == 1
+
+
+def test_secrets_are_written_and_never_shown(browser: Client) -> None:
+    headers = f'{{"X-Key": "{KEY}"}}'
+    browser.post(f"{LIST}add/", EXTERNAL | {"new_api_key": KEY, "new_headers": headers})
+
+    shown = page(browser, change_page("ext")) + page(browser, LIST)
+    history = page(browser, f"{LIST}ext/history/")
+
+    model = ModelConfig.objects.get()
+    assert KEY not in model.api_key + str(model.headers)
+    assert "…cdef" in shown
+    for text in [shown, history]:
+        assert KEY not in text
+        assert model.api_key not in text
+
+
+def test_a_refused_form_does_not_send_the_secret_back(browser: Client) -> None:
+    secrets = {"new_api_key": KEY, "new_headers": f'{{"X-Key": "{KEY}"}}'}
+
+    response = browser.post(f"{LIST}add/", EXTERNAL | {"url": "x"} | secrets)
+
+    assert "url" in errors(response)
+    assert KEY not in response.content.decode()
+
+
+def test_a_secret_stays_until_it_is_replaced_or_removed(browser: Client) -> None:
+    browser.post(f"{LIST}add/", EXTERNAL | {"new_api_key": KEY})
+
+    browser.post(change_page("ext"), EXTERNAL | {"timeout_s": "5"})
+    kept = ModelConfig.objects.get()
+    browser.post(change_page("ext"), EXTERNAL | {"drop_api_key": "on"})
+
+    assert (kept.timeout_s, bool(kept.api_key)) == (5.0, True)
+    assert ModelConfig.objects.get().api_key == ""
+
+
+def test_start_stop_and_restart_report_what_happened_and_are_logged(browser: Client) -> None:
+    services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
+    services.register_model(
+        "ext", now=NOW, kind="external", url="http://127.0.0.1:9", model_name="m"
+    )
+
+    started = act(browser, "start", "mini", "ext")
+    assert "Started mini." in started
+    assert "is external" in started
+    assert ModelConfig.objects.get(pk="mini").started
+
+    assert "Restarted mini." in act(browser, "restart", "mini")
+    assert "Stopped mini." in act(browser, "stop", "mini")
+    assert "is not started" in act(browser, "restart", "mini")
+
+    model = ModelConfig.objects.get(pk="mini")
+    assert (model.started, model.restart_generation) == (False, 1)
+    logged = LogEntry.objects.order_by("pk").values_list("object_id", "change_message")
+    assert list(logged) == [
+        ("mini", "Started mini."),
+        ("mini", "Restarted mini."),
+        ("mini", "Stopped mini."),
+    ]
+
+
+def test_who_may_only_look_cannot_start() -> None:
+    viewer = User.objects.create(username="viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_modelconfig"))
+    services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
+    browser = Client()
+    browser.force_login(viewer)
+
+    assert "mini" in page(browser, LIST)
+    act(browser, "start", "mini")
+
+    assert not ModelConfig.objects.get().started
+    assert browser.post(change_page("mini"), HOSTED).status_code == 403
+
+
+def test_a_started_model_is_not_deleted(browser: Client) -> None:
+    services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
+    services.start_model("mini", now=NOW)
+
+    refused = browser.post(f"{LIST}mini/delete/", {"post": "yes"})
+    services.stop_model("mini", now=NOW)
+    done = browser.post(f"{LIST}mini/delete/", {"post": "yes"})
+
+    assert (refused.status_code, done.status_code) == (403, 302)
+    assert not ModelConfig.objects.exists()
+
+
+def test_a_pool_in_use_cannot_shrink_below_it(browser: Client) -> None:
+    address = "/admin/models_admin/acceleratorpool/"
+    form = {"id": "box", "kind": "cpu", "devices": "2", "agent": "local", "notes": ""}
+    assert browser.post(f"{address}add/", form).status_code == 302
+    services.register_model(
+        "mini", now=NOW, kind="hosted", checkpoint="tiny:0", pool="box", devices_per_replica=2
+    )
+    services.start_model("mini", now=NOW)
+
+    refused = browser.post(f"{address}box/change/", form | {"devices": "1"})
+    grown = browser.post(f"{address}box/change/", form | {"devices": "4"})
+
+    assert "devices" in errors(refused)
+    assert grown.status_code == 302
+    assert AcceleratorPool.objects.get().devices == 4
+
+
+def test_servers_and_versions_are_for_reading_and_text_stays_text(browser: Client) -> None:
+    model, _ = services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
+    server = ModelServer.objects.create(
+        model=model,
+        agent="local",
+        ordinal=0,
+        state=ServerState.FAILED,
+        next_start_at=NOW,
+        last_error=SCRIPT,
+        reason=SCRIPT,
+        version=SCRIPT,
+    )
+    ModelConfig.objects.update(version=SCRIPT)
+
+    pages = [
+        page(browser, path)
+        for path in [
+            "/admin/models_admin/modelserver/",
+            f"/admin/models_admin/modelserver/{server.pk}/change/",
+            "/admin/models_admin/modelversion/",
+            LIST,
+            change_page("mini"),
+        ]
+    ]
+
+    assert SCRIPT not in "".join(pages)
+    assert "&lt;script&gt;" in pages[0]
+    assert browser.get("/admin/models_admin/modelserver/add/").status_code == 403
+    assert browser.post(f"/admin/models_admin/modelserver/{server.pk}/delete/").status_code == 403
+
+
+def test_the_list_costs_the_same_for_many_models(browser: Client) -> None:
+    for number in range(20):
+        model, _ = services.register_model(
+            f"m{number}", now=NOW, kind="hosted", checkpoint="tiny:0"
+        )
+        ModelServer.objects.create(model=model, agent="local", ordinal=0)
+
+    with CaptureQueriesContext(connection) as queries:
+        page(browser, LIST)
+
+    assert len(queries) <= 10

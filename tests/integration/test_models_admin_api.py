@@ -1,0 +1,469 @@
+"""Pools and models through the REST API, as operators and others meet it."""
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from fulfillment import tokens
+from models_admin import services
+from models_admin.models import ModelConfig, ModelServer, ModelVersion
+from models_admin.policy.reconcile import ServerState
+
+pytestmark = pytest.mark.django_db
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = "sk-qa-0123456789abcdef"
+NOBODY = "http://127.0.0.1:9"
+"""An address where nobody answers: asking for a version fails at once."""
+
+EXTERNAL: dict[str, Any] = {"id": "ext", "kind": "external", "url": NOBODY, "model_name": "m"}
+HOSTED: dict[str, Any] = {"id": "mini", "kind": "hosted", "checkpoint": "tiny:0"}
+
+Answer = tuple[int, Any]
+Call = Callable[..., Answer]
+
+
+def caller(role: str) -> Call:
+    _, secret = tokens.issue(user=f"a-{role}", role=role, expires_at=None, now=NOW)
+    client = Client(headers={"Authorization": f"Bearer {secret}"})
+
+    def call(method: str, path: str, body: Any = None) -> Answer:
+        response = client.generic(
+            method,
+            f"/api/v1/{path}",
+            data=b"" if body is None else json.dumps(body).encode(),
+            content_type="application/json",
+        )
+        return response.status_code, response.json() if response.content else None
+
+    return call
+
+
+@pytest.fixture
+def api() -> Call:
+    return caller("operator")
+
+
+def places(answer: Answer) -> list[tuple[str, str]]:
+    status, problem = answer
+    assert status == 422, problem
+    return [(error["field"], error["code"]) for error in problem["errors"]]
+
+
+# Who may
+
+
+@pytest.mark.parametrize("role", ["viewer", "submitter"])
+def test_others_read_and_only_operators_write(role: str) -> None:
+    call = caller(role)
+    services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
+
+    assert call("GET", "models")[0] == call("GET", "models/mini")[0] == 200
+    assert call("GET", "pools")[0] == 200
+    for method, path in [
+        ("POST", "models"),
+        ("PATCH", "models/mini"),
+        ("DELETE", "models/mini"),
+        ("PATCH", "pools/box"),
+        ("POST", "models/mini/start"),
+        ("POST", "models/mini/stop"),
+        ("POST", "models/mini/restart"),
+        ("POST", "models/mini/resize"),
+        ("POST", "pools"),
+    ]:
+        status, problem = call(method, path, {})
+        assert (status, problem["code"]) == (403, "forbidden"), path
+
+
+def test_without_a_token_nothing_is_told() -> None:
+    response = Client().get("/api/v1/models")
+
+    assert response.status_code == 401
+
+
+# Pools
+
+
+def test_a_pool_is_registered_once_and_shown(api: Call) -> None:
+    pool = {"id": "box", "kind": "gpu", "devices": 2, "notes": "below the desk"}
+
+    assert api("POST", "pools", pool)[0] == 201
+    assert api("POST", "pools", pool)[0] == 200
+    status, problem = api("POST", "pools", pool | {"devices": 3})
+    assert (status, problem["code"]) == (409, "pool_exists")
+    assert api("GET", "pools/box") == (
+        200,
+        pool | {"agent": "local", "devices_used": 0},
+    )
+    assert [item["id"] for item in api("GET", "pools")[1]["items"]] == ["box"]
+    assert api("GET", "pools/other")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"devices": 0}, ("devices", "out_of_range")),
+        ({"devices": True}, ("devices", "bad_type")),
+        ({"devices": "2"}, ("devices", "bad_type")),
+        ({"kind": "abacus"}, ("kind", "bad_choice")),
+        ({"id": "a b"}, ("id", "bad_id")),
+        ({"colour": "red"}, ("colour", "unknown_field")),
+    ],
+)
+def test_a_bad_pool_is_refused_by_field(
+    api: Call, fields: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    assert places(api("POST", "pools", {"id": "box", "kind": "cpu"} | fields)) == [expected]
+
+
+def test_a_pool_changes_and_keeps_what_started_models_use(api: Call) -> None:
+    api("POST", "pools", {"id": "box", "devices": 2})
+    api("POST", "models", HOSTED | {"pool": "box", "devices_per_replica": 2})
+    api("POST", "models/mini/start")
+
+    assert places(api("PATCH", "pools/box", {"devices": 1})) == [("devices", "pool_too_small")]
+    assert api("PATCH", "pools/box", {"devices": 5, "notes": "new"})[1]["devices"] == 5
+    assert places(api("PATCH", "pools/box", {"id": "x"})) == [("id", "unknown_field")]
+    assert api("PATCH", "pools/none", {"devices": 5})[0] == 404
+
+
+# Registering models
+
+
+def test_a_hosted_model_is_registered_with_its_version_and_defaults(api: Call) -> None:
+    status, model = api("POST", "models", HOSTED)
+
+    assert status == 201
+    assert model["version"].startswith("tiny-0")
+    assert (model["model_name"], model["loader"]) == ("mini", "bert_encoder")
+    assert (model["state"], model["started"]) == ("STOPPED", False)
+    assert model["replicas"] == {"min": 0, "default": 1, "max": 1, "wanted": 0, "ready": 0}
+    assert (model["window"], model["timeout_s"]) == (16, 60.0)
+    assert ModelVersion.objects.get().version == model["version"]
+
+
+def test_an_external_model_need_not_be_up(api: Call) -> None:
+    status, model = api("POST", "models", EXTERNAL | {"protocol": "openai", "model_name": "a/b:c"})
+
+    assert status == 201
+    assert (model["version"], model["state"], model["servers"]) == ("", None, [])
+    assert api("GET", "models/ext/address")[1]["items"] == [
+        {"key": "ext-ext", "url": NOBODY, "version": "", "window": 16, "managed": False}
+    ]
+
+
+def test_an_external_server_that_is_up_is_asked_for_its_version(api: Call) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"name": "m", "versions": ["7"]}')
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/base/"
+        _, model = api("POST", "models", EXTERNAL | {"url": url, "api_key": KEY})
+        server.shutdown()
+
+    assert model["version"] == "7"
+    assert asked == [("/base/v2/models/m", f"Bearer {KEY}")]
+
+
+def test_the_same_registration_again_changes_nothing_and_another_is_a_conflict(api: Call) -> None:
+    body = EXTERNAL | {"api_key": KEY, "headers": {"X-A": "env:A"}}
+
+    assert api("POST", "models", body)[0] == 201
+    assert api("POST", "models", body)[0] == 200
+    others: list[dict[str, Any]] = [
+        {"api_key": KEY + "x"},
+        {"headers": {"X-A": "b"}},
+        {"timeout_s": 3},
+    ]
+    for change in others:
+        status, problem = api("POST", "models", body | change)
+        assert (status, problem["code"]) == (409, "model_exists")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"url": "ftp://host/x"}, ("url", "url_not_allowed")),
+        ({"url": "http://"}, ("url", "url_not_allowed")),
+        ({"url": "http://host:0"}, ("url", "url_not_allowed")),
+        ({"url": "http://host:99999"}, ("url", "url_not_allowed")),
+        ({"url": "http://u:p@host"}, ("url", "url_not_allowed")),
+        ({"url": "http://host/?key=qa-url-key"}, ("url", "url_not_allowed")),
+        ({"url": "http://ho st"}, ("url", "url_not_allowed")),
+        ({"url": 5}, ("url", "bad_type")),
+        ({"model_name": "../x"}, ("model_name", "path_not_allowed")),
+        ({"model_name": ".hidden"}, ("model_name", "path_not_allowed")),
+        ({"protocol": "soap"}, ("protocol", "bad_choice")),
+        ({"timeout_s": 0}, ("timeout_s", "out_of_range")),
+        ({"timeout_s": "60"}, ("timeout_s", "bad_type")),
+        ({"max_concurrency": 0}, ("max_concurrency", "out_of_range")),
+        ({"max_concurrency": 10**30}, ("max_concurrency", "out_of_range")),
+        ({"sends_priority": 1}, ("sends_priority", "bad_type")),
+        ({"checkpoint": "tiny:0"}, ("checkpoint", "not_allowed")),
+        ({"pool": "box"}, ("pool", "not_allowed")),
+        ({"api_key": "env:A-B"}, ("api_key", "bad_secret")),
+        ({"api_key": "env:AIRS_SECRET_KEY"}, ("api_key", "bad_secret")),
+        ({"api_key": "two\nlines"}, ("api_key", "bad_secret")),
+        ({"headers": {"Host": "x"}}, ("headers", "bad_header")),
+        ({"headers": {"a b": "x"}}, ("headers", "bad_header")),
+        ({"headers": {"X-A": "x\r\nY: z"}}, ("headers.X-A", "bad_secret")),
+        ({"headers": {"X-A": 1}}, ("headers.X-A", "bad_type")),
+        ({"id": "a/b"}, ("id", "bad_id")),
+        ({"colour": 1}, ("colour", "unknown_field")),
+        ({"kind": "rented"}, ("kind", "bad_choice")),
+    ],
+)
+def test_what_cannot_work_is_refused_by_field(
+    api: Call, fields: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    answer = api("POST", "models", EXTERNAL | fields)
+
+    assert places(answer) == [expected]
+    assert "qa-url-key" not in json.dumps(answer[1])
+    assert not ModelConfig.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"checkpoint": "../x"}, ("checkpoint", "path_not_allowed")),
+        ({"checkpoint": "a\0b"}, ("checkpoint", "path_not_allowed")),
+        ({"checkpoint": ""}, ("checkpoint", "path_not_allowed")),
+        ({"checkpoint": "nothing"}, ("checkpoint", "checkpoint_not_found")),
+        ({"checkpoint": ["tiny:0"]}, ("checkpoint", "bad_type")),
+        ({"url": NOBODY}, ("url", "not_allowed")),
+        ({"protocol": "openai"}, ("protocol", "bad_choice")),
+        ({"loader": "pickle"}, ("loader", "bad_choice")),
+        ({"pool": "none"}, ("pool", "unknown_pool")),
+        ({"pool": "box", "devices_per_replica": 3}, ("pool", "pool_too_small")),
+        ({"replicas": {"min": 2}}, ("replicas.default", "out_of_range")),
+        ({"replicas": {"max": 0}}, ("replicas.max", "out_of_range")),
+        ({"replicas": {"most": 1}}, ("replicas.most", "unknown_field")),
+        ({"replicas": {"min": "1"}}, ("replicas.min", "bad_type")),
+        ({"serving": {"--exec": "x"}}, ("serving", "bad_option")),
+        ({"serving": {"max_queue": "1; rm"}}, ("serving", "bad_option")),
+        ({"serving": {"max_queue": 10, "headroom": 10}}, ("serving", "bad_option")),
+        ({"serving": []}, ("serving", "bad_type")),
+    ],
+)
+def test_what_cannot_be_hosted_is_refused_by_field(
+    api: Call, fields: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    api("POST", "pools", {"id": "box", "devices": 2})
+
+    assert expected in places(api("POST", "models", HOSTED | fields))
+    assert not ModelConfig.objects.exists()
+
+
+def test_a_lone_problem_lends_its_code_to_the_answer(api: Call) -> None:
+    _, problem = api("POST", "models", HOSTED | {"checkpoint": "/etc/passwd"})
+
+    assert problem["code"] == "path_not_allowed"
+
+
+def test_a_hosted_model_needs_a_checkpoint(api: Call) -> None:
+    assert places(api("POST", "models", {"id": "m", "kind": "hosted"})) == [
+        ("checkpoint", "missing_field")
+    ]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"[]", b'"x"', b"\xff"])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    _, secret = tokens.issue(user="op", role="operator", expires_at=None, now=NOW)
+
+    response = Client(headers={"Authorization": f"Bearer {secret}"}).post(
+        "/api/v1/models", data=body, content_type="application/json"
+    )
+
+    assert response.status_code in {400, 422}
+    assert response["Content-Type"] == "application/problem+json"
+
+
+# Secrets
+
+
+def test_secrets_are_sealed_at_rest_and_shown_by_their_last_characters(
+    api: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    body = EXTERNAL | {"api_key": KEY, "headers": {"X-Key": KEY, "X-Env": "env:TEAM", "X-S": "abc"}}
+
+    answers = [
+        api("POST", "models", body),
+        api("GET", "models/ext"),
+        api("GET", "models"),
+        api("PATCH", "models/ext", {"timeout_s": 5}),
+        api("PATCH", "models/ext", {"api_key": KEY, "url": "http://u:p@x"}),
+        api("POST", "models", body | {"timeout_s": 7}),
+    ]
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT row_to_json(m)::text FROM models_admin_modelconfig m")
+        (stored,) = cursor.fetchone()
+    for text in [stored, json.dumps(answers), caplog.text]:
+        assert KEY not in text
+    assert answers[1][1]["api_key"] == "…cdef"
+    assert answers[1][1]["headers"] == {"X-Key": "…cdef", "X-Env": "env:TEAM", "X-S": "…"}
+    assert ModelConfig.objects.get().headers["X-Env"] == "env:TEAM"
+
+
+def test_a_secret_stays_until_it_is_replaced_or_removed(api: Call) -> None:
+    api("POST", "models", EXTERNAL | {"api_key": KEY})
+
+    assert api("PATCH", "models/ext", {"timeout_s": 5})[1]["api_key"] == "…cdef"
+    assert api("PATCH", "models/ext", {"api_key": "env:OTHER"})[1]["api_key"] == "env:OTHER"
+    assert api("PATCH", "models/ext", {"api_key": None})[1]["api_key"] is None
+
+
+# Changing and operating
+
+
+def test_settings_change_and_the_rest_stays(api: Call) -> None:
+    before = api("POST", "models", HOSTED)[1]
+
+    status, after = api("PATCH", "models/mini", {"window": 4, "replicas": {"max": 3}})
+
+    assert status == 200
+    assert (after["window"], after["replicas"]["max"]) == (4, 3)
+    same = before.keys() - {"window", "replicas", "updated_at"}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+
+
+@pytest.mark.parametrize("field", ["id", "kind", "started", "restart_generation"])
+def test_some_fields_never_change(api: Call, field: str) -> None:
+    api("POST", "models", HOSTED)
+
+    assert places(api("PATCH", "models/mini", {field: "x"})) == [(field, "unknown_field")]
+
+
+def test_a_moved_external_model_is_asked_again_for_its_version(api: Call) -> None:
+    api("POST", "models", EXTERNAL)
+    api("PATCH", "models/ext", {"version": "7"})
+
+    assert api("PATCH", "models/ext", {"timeout_s": 9})[1]["version"] == "7"
+    assert api("PATCH", "models/ext", {"url": NOBODY + "/other"})[1]["version"] == ""
+
+
+def test_start_stop_and_resize_say_what_is_wanted(api: Call) -> None:
+    api("POST", "models", HOSTED | {"replicas": {"max": 3}})
+
+    status, started = api("POST", "models/mini/start")
+    assert (status, started["state"], started["replicas"]["wanted"]) == (202, "STARTING", 1)
+    assert api("POST", "models/mini/start")[0] == 202
+    assert api("POST", "models/mini/resize", {"replicas": 3})[1]["replicas"]["wanted"] == 3
+    assert api("POST", "models/mini/stop")[1]["replicas"]["wanted"] == 0
+    assert api("POST", "models/mini/start")[1]["replicas"]["wanted"] == 3
+
+
+def test_restart_needs_a_started_model(api: Call) -> None:
+    api("POST", "models", HOSTED)
+
+    status, problem = api("POST", "models/mini/restart")
+    api("POST", "models/mini/start")
+
+    assert (status, problem["code"]) == (409, "not_started")
+    assert api("POST", "models/mini/restart")[0] == 202
+    assert ModelConfig.objects.get().restart_generation == 1
+
+
+@pytest.mark.parametrize("replicas", [-1, 3, True, "1", None])
+def test_a_size_out_of_bounds_is_refused(api: Call, replicas: Any) -> None:
+    api("POST", "models", HOSTED | {"replicas": {"max": 2}})
+
+    (place,) = places(api("POST", "models/mini/resize", {"replicas": replicas}))
+
+    assert place[0] == "replicas"
+
+
+@pytest.mark.parametrize("act", ["start", "stop", "restart"])
+def test_an_external_model_is_not_ours_to_run(api: Call, act: str) -> None:
+    api("POST", "models", EXTERNAL)
+
+    status, problem = api("POST", f"models/ext/{act}")
+
+    assert (status, problem["code"]) == (409, "not_hosted")
+    assert api("POST", f"models/none/{act}")[0] == 404
+
+
+def test_a_model_is_removed_when_it_is_stopped(api: Call) -> None:
+    api("POST", "models", HOSTED)
+    api("POST", "models/mini/start")
+
+    assert api("DELETE", "models/mini")[0] == 409
+    api("POST", "models/mini/stop")
+    assert api("DELETE", "models/mini")[0] == 204
+    assert api("GET", "models/mini")[0] == api("DELETE", "models/mini")[0] == 404
+
+
+def test_a_pool_has_room_for_so_many_replicas_only(api: Call) -> None:
+    api("POST", "pools", {"id": "box", "devices": 3})
+    two = HOSTED | {"pool": "box", "devices_per_replica": 2, "replicas": {"max": 2}}
+    api("POST", "models", two | {"id": "first"})
+    api("POST", "models", two | {"id": "second"})
+
+    api("POST", "models/first/start")
+    refused = [
+        api("POST", "models/second/start"),
+        api("POST", "models/first/resize", {"replicas": 2}),
+        api("PATCH", "models/first", {"devices_per_replica": 4}),
+    ]
+
+    assert [(status, problem["code"]) for status, problem in refused[:2]] == [
+        (409, "pool_full"),
+        (409, "pool_full"),
+    ]
+    assert refused[2][0] == 422
+    assert api("GET", "pools/box")[1]["devices_used"] == 2
+    api("POST", "models/first/stop")
+    assert api("POST", "models/second/start")[0] == 202
+
+
+def test_a_model_shows_its_replicas_and_the_list_costs_the_same_for_many(api: Call) -> None:
+    for number in range(5):
+        api("POST", "models", HOSTED | {"id": f"m{number}"})
+        ModelServer.objects.create(
+            model_id=f"m{number}",
+            agent="local",
+            ordinal=0,
+            state=ServerState.READY,
+            address="http://127.0.0.1:1",
+            ready_at=NOW,
+            heartbeat_at=NOW,
+        )
+    ModelConfig.objects.update(started=True)
+
+    with CaptureQueriesContext(connection) as queries:
+        _, found = api("GET", "models")
+
+    assert [model["id"] for model in found["items"]] == [f"m{number}" for number in range(5)]
+    assert found["next"] is None
+    assert {model["state"] for model in found["items"]} == {"READY"}
+    assert found["items"][0]["servers"][0]["state"] == "READY"
+    assert len(queries) <= 4
+
+
+def test_the_schema_describes_these_calls() -> None:
+    schema = Client().get("/api/schema?format=json").json()
+
+    assert "/api/v1/models/{model_id}/resize" in schema["paths"]
+    form = schema["components"]["schemas"]["ModelForm"]["properties"]
+    assert form["api_key"]["writeOnly"]
