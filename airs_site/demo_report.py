@@ -1,7 +1,7 @@
 """The demo's report: what was computed, how busy the model was, whether the scores make sense."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def _work(runs: Sequence[Run]) -> Table:
     table.add_column("")
     for run in runs:
         table.add_column(run.title.split(",")[0], justify="right")
-    lines = {
+    lines: dict[str, Callable[[Run], str]] = {
         "state": lambda r: r.workflow.state,
         "requests completed": lambda r: f"{r.workflow.counts.completed} of {len(r.ratings)}",
         "answered by the archive": lambda r: str(r.workflow.sources.archive),

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import httpx
 from airs_client import Client
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         """Run the demo."""
         if not sample.is_file():
             raise CommandError(f"there is no file {sample}")
-        console = Console(file=self.stdout._out, highlight=False)  # type: ignore[attr-defined]
+        console = Console(file=cast("IO[str]", self.stdout), highlight=False)
         rows = [json.loads(line) for line in sample.read_text().splitlines() if line.strip()]
         with _stack(console) as credentials:
             client = Client(credentials["url"], token=credentials["api_token"])
