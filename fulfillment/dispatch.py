@@ -16,7 +16,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 LEADER_LOCK = 0x41495253  # "AIRS"
 FROZEN_S = 10
 """Idle time after which PostgreSQL takes the connection of a leader that stands still."""
+REST = timedelta(seconds=2)
+"""How long nothing is sent to a replica that refused a connection or is warming up."""
 READY_LOOK = 128
 """READY batches counted a workflow: more than a pass can send of one."""
 
@@ -53,6 +55,7 @@ class VersionLoad:
     model_version: str
     autorater: str
     plugin_version: str
+    max_qps: float | None
     loads: Sequence[ordering.Load]
 
 
@@ -72,6 +75,10 @@ class Memory:
 
     orders: dict[int, ordering.Memory] = field(default_factory=dict)
     windows: dict[str, traffic.Window] = field(default_factory=dict)
+    buckets: dict[str, traffic.Bucket] = field(default_factory=dict)
+    """Of raters with a `max_qps`. What a bisected batch asks in addition is not counted."""
+    resting: dict[str, datetime] = field(default_factory=dict)
+    """Until when a replica that was not there is left alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +107,10 @@ def lead(name: str) -> bool:
 
 
 def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime) -> None:
-    """Let the windows of external models learn from what executors met."""
+    """Learn from what executors met: windows of external models adapt, silent replicas rest."""
+    for replica in {s["replica"] for s in signals if s.get("away")}:
+        memory.resting[replica] = now + REST
+    memory.resting = {r: until for r, until in memory.resting.items() if until > now}
     met: dict[str, list[traffic.Signal]] = defaultdict(list)
     for signal in signals:
         if "replica" in signal:
@@ -125,7 +135,7 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     if not versions:
         return Pass()
     held = _held()
-    replicas = directory.replicas(now)
+    replicas = [r for r in directory.replicas(now) if r.key not in memory.resting]
     rooms = {v.version_id: _Room(v, replicas, held, memory) for v in versions}
     served = [v for v in versions if v.plugin_version in plugins.get(v.autorater, ())]
     shares = traffic.slots_for(
@@ -178,7 +188,7 @@ def _versions(now: datetime) -> list[VersionLoad]:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT w.rater_version_id, w.rater_id, v.spec, w.id, w.owner, w.priority,
+            SELECT w.rater_version_id, w.rater_id, r.max_qps, v.spec, w.id, w.owner, w.priority,
                    w.best_effort, w.created_at, w.deadline_at, ready.batches,
                    w.next_position - s.completed - s.failed - s.timed_out - s.cancelled
             FROM fulfillment_workflow w
@@ -198,10 +208,10 @@ def _versions(now: datetime) -> list[VersionLoad]:
         )
         rows = cursor.fetchall()
     loads: dict[int, list[ordering.Load]] = defaultdict(list)
-    specs: dict[int, tuple[str, dict[str, Any]]] = {}
-    for version_id, rater_id, spec, *rest in rows:
+    specs: dict[int, tuple[str, float | None, dict[str, Any]]] = {}
+    for version_id, rater_id, max_qps, spec, *rest in rows:
         workflow_id, owner, priority, best_effort, created_at, deadline_at, ready, open_ = rest
-        specs[version_id] = (rater_id, orjson.loads(spec))
+        specs[version_id] = (rater_id, max_qps, orjson.loads(spec))
         loads[version_id].append(
             ordering.Load(
                 workflow_id=workflow_id,
@@ -221,9 +231,10 @@ def _versions(now: datetime) -> list[VersionLoad]:
             model_version=spec["model_version"],
             autorater=spec["autorater"],
             plugin_version=spec["plugin_version"],
+            max_qps=max_qps,
             loads=loads[version_id],
         )
-        for version_id, (rater_id, spec) in specs.items()
+        for version_id, (rater_id, max_qps, spec) in specs.items()
     ]
 
 
@@ -314,7 +325,7 @@ def _serve(
     }
     decision = ordering.next_batches(
         [load for load in version.loads if free[load.priority_class]],
-        room=min(share, room.most),
+        room=min(share, room.most, _calls_allowed(version, memory, now)),
         now=now,
         memory=order,
     )
@@ -330,6 +341,9 @@ def _serve(
         logger.info("claim met a lock", extra={"rater": version.rater_id})
         return Pass()
     memory.orders[version.version_id] = decision.memory
+    if version.max_qps is not None:
+        bucket = memory.buckets[version.rater_id]
+        memory.buckets[version.rater_id] = traffic.spend(bucket, passed.sent)
     for (step, cls), sent in claims.items():
         size = traffic.message_size(
             room=room.most, urgent=cls is PriorityClass.HIGH and len(sent) < 4
@@ -337,6 +351,15 @@ def _serve(
         for start in range(0, len(sent), size):
             publish(sent[start : start + size], step)
     return passed
+
+
+def _calls_allowed(version: VersionLoad, memory: Memory, now: datetime) -> int:
+    """Return how many calls the rater's `max_qps` lets start now."""
+    if version.max_qps is None:
+        return ordering.MAX_CLAIMS
+    bucket = traffic.fill(memory.buckets.get(version.rater_id), version.max_qps, now)
+    memory.buckets[version.rater_id] = bucket
+    return max(0, int(bucket.calls))
 
 
 def _fitting(
@@ -428,9 +451,20 @@ def _pick(cursor: CursorWrapper, picks: Sequence[ordering.Pick]) -> list[_Claime
         [[pick.workflow_id for pick in picks], [pick.batches for pick in picks]],
     )
     return [
-        _Claimed(*row[:6], row[6].split(","), row[7])  # type: ignore[misc]
-        for row in cursor.fetchall()
-    ]
+        _Claimed(
+            id=batch_id,
+            workflow_id=workflow_id,
+            fence=fence,
+            open_mask=open_mask,
+            positions=positions,
+            item_of=item_of,
+            fingerprints=fingerprints.split(","),
+            attempts=attempts,
+        )
+        for (
+            batch_id, workflow_id, fence, open_mask, positions, item_of, fingerprints, attempts,
+        ) in cursor.fetchall()
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -553,9 +587,7 @@ def _second_look(
     return ended
 
 
-def _failures(
-    cursor: CursorWrapper, fingerprints: Sequence[str]
-) -> dict[str, tuple[str, datetime]]:
+def _failures(cursor: CursorWrapper, fingerprints: list[str]) -> dict[str, tuple[str, datetime]]:
     cursor.execute(
         """
         SELECT replace(fingerprint::text, '-', ''), code, failed_at
@@ -595,13 +627,14 @@ def _write(
         UPDATE fulfillment_batch b
         SET open_mask = u.open_mask, sent_mask = u.sent_mask, state = u.state,
             replica = u.replica, fence = b.fence + 1,
-            lease_until = CASE WHEN u.state = 1 THEN clock_timestamp() + %s END
+            lease_until = CASE WHEN u.state = 1
+                               THEN clock_timestamp() + make_interval(secs => %s) END
         FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::text[])
              AS u(id, open_mask, sent_mask, state, replica)
         WHERE b.id = u.id
         """,
         [
-            leases.PICK_UP,
+            leases.PICK_UP.total_seconds(),
             ids,
             [batch.open_mask & ~batch.done for batch in batches],
             [batch.sent if batch.replica else 0 for batch in batches],

@@ -176,6 +176,32 @@ def room(
     return 1 if total < widest and not in_flight_by_class.get(cls, 0) else 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Calls that a rater with a limit a second may start at once; it fills with time."""
+
+    calls: float
+    filled_at: datetime
+
+
+def fill(bucket: Bucket | None, max_qps: float, now: datetime) -> Bucket:
+    """Return the bucket as of `now`: it holds at most one second's worth, and at least one call.
+
+    So no second starts more than twice the limit, and the mean never passes it.
+    """
+    most = max(max_qps, 1.0)
+    if bucket is None:
+        return Bucket(calls=most, filled_at=now)
+    # A clock that was set back must not drain the bucket.
+    passed_s = max(0.0, (now - bucket.filled_at).total_seconds())
+    return Bucket(calls=min(most, bucket.calls + passed_s * max_qps), filled_at=now)
+
+
+def spend(bucket: Bucket, calls: int) -> Bucket:
+    """Return the bucket after that many calls were started."""
+    return replace(bucket, calls=bucket.calls - calls)
+
+
 def message_size(*, room: int, urgent: bool) -> int:
     """Return how many batches one message carries: the message, not the rating, is what costs."""
     return 1 if urgent else min(max(room // 4, 1), MAX_MESSAGE_BATCHES)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fulfillment.policy.priority import PriorityClass
 from fulfillment.policy.traffic import (
     BACKOFF_CAP_S,
+    Bucket,
     ReplicaLoad,
     RetryDecision,
     Signal,
@@ -18,10 +19,12 @@ from fulfillment.policy.traffic import (
     assign,
     backoff,
     decide_retry,
+    fill,
     message_size,
     open_window,
     room,
     slots_for,
+    spend,
 )
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -548,3 +551,38 @@ def test_eight_slots_are_shared(
     raters: dict[str, int], held: dict[str, int], expected: dict[str, int]
 ) -> None:
     assert slots_for(raters, 8 - sum(held.values()), held, 8) == expected
+
+
+@given(
+    max_qps=st.floats(0.01, 1_000),
+    steps=st.lists(st.floats(0, 30), min_size=1, max_size=60),
+)
+def test_a_bucket_starts_no_more_than_its_rate_and_one_burst(
+    max_qps: float, steps: list[float]
+) -> None:
+    now, started = NOW, 0
+    bucket: Bucket | None = None
+    for step in steps:
+        now += timedelta(seconds=step)
+        bucket = fill(bucket, max_qps, now)
+        calls = int(bucket.calls)
+        bucket = spend(bucket, calls)
+        started += calls
+
+    assert started <= max_qps * (now - NOW).total_seconds() + max(max_qps, 1.0) + 1e-6
+
+
+@given(max_qps=st.floats(0.01, 1_000))
+def test_an_empty_bucket_lets_a_call_start_after_the_time_of_one(max_qps: float) -> None:
+    full = fill(None, max_qps, NOW)
+    empty = spend(full, int(full.calls))
+
+    later = fill(empty, max_qps, NOW + timedelta(seconds=1 / max_qps + 1e-3))
+
+    assert later.calls >= 1
+
+
+def test_a_clock_set_back_does_not_drain_a_bucket() -> None:
+    bucket = fill(None, 10, NOW)
+
+    assert fill(bucket, 10, NOW - timedelta(hours=1)).calls == bucket.calls
