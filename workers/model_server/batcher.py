@@ -46,6 +46,10 @@ class DeviceFailed(Exception):
     """The device raised, or gave a vector that is not finite."""
 
 
+class Closed(Exception):
+    """The batcher was closed before the device came to the call."""
+
+
 @dataclass(kw_only=True, eq=False, slots=True)
 class Call:
     """One call's sequences on their way: `vectors` fills until it holds all of `wanted`."""
@@ -124,8 +128,8 @@ class Batcher:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Unit vectors (rows, width) of the queries and of the texts.
 
-        Raises DeadlinePassed or DeviceFailed. When the caller is cancelled, what has not been
-        computed yet is dropped.
+        Raises DeadlinePassed, DeviceFailed or Closed. When the caller is cancelled, what has not
+        been computed yet is dropped.
         """
         query_ids = [tokens.ids for tokens in queries]
         text_ids = [tokens.ids for tokens in texts]
@@ -145,7 +149,9 @@ class Batcher:
         return np.stack([vectors[i] for i in query_ids]), np.stack([vectors[i] for i in text_ids])
 
     def close(self) -> None:
-        """Let the lanes' threads end."""
+        """Fail what still waits, and let the lanes' threads end."""
+        for entry in list(self._entries.values()):
+            self._fail(entry.call, Closed())
         self._threads.shutdown(wait=False)
 
     def _enqueue(

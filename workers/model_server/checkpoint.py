@@ -17,6 +17,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from safetensors.numpy import load as load_safetensors
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -157,14 +158,13 @@ def ready(tokenizer: Tokenizer) -> Tokenizer:
 def parameters(checkpoint: Checkpoint, dtype: jnp.dtype) -> tuple[Any, Any]:
     """Graph and filled parameters of the encoder, on the default device."""
     graph, state = encoder.blank(checkpoint.size, dtype)
-    flat = state.flat_state()
     filled = []
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+    for path, leaf in nnx.to_flat_state(state):
         tensor = tensor_for(path, checkpoint.tensors)
         if tensor.shape != leaf.shape:
             raise CheckpointRefused("unknown_size", f"{path}: {tensor.shape}, not {leaf.shape}")
         filled.append((path, leaf.replace(jnp.asarray(tensor, leaf.dtype))))
-    return graph, type(state).from_flat_path(filled)
+    return graph, nnx.from_flat_state(filled)
 
 
 LAYER_NAMES = {
@@ -204,8 +204,7 @@ def tiny(seed: int) -> Checkpoint:
     size = encoder.SIZES["tiny"]
     chance = np.random.default_rng(seed)
     tensors = {
-        name: chance.normal(scale=0.3, size=shape).astype(np.float32)
-        for name, shape in tensor_shapes(size).items()
+        name: random_tensor(name, shape, chance) for name, shape in tensor_shapes(size).items()
     }
     return Checkpoint(
         size_name="tiny",
@@ -214,6 +213,18 @@ def tiny(seed: int) -> Checkpoint:
         max_tokens=size.positions,
         digest=f"tiny-{seed}",
     )
+
+
+def random_tensor(name: str, shape: tuple[int, ...], chance: np.random.Generator) -> np.ndarray:
+    """Scaled such that different texts get clearly different vectors."""
+    tensor = chance.normal(size=shape)
+    if name.endswith("LayerNorm.weight"):
+        tensor = 1 + 0.1 * tensor
+    elif name.endswith(".bias"):
+        tensor *= 0.02
+    elif not name.startswith("embeddings."):
+        tensor *= shape[1] ** -0.5
+    return tensor.astype(np.float32)
 
 
 def tensor_shapes(size: encoder.EncoderSize) -> dict[str, tuple[int, ...]]:

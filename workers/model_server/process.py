@@ -35,6 +35,7 @@ class Settings:
     checkpoint_root: Path | None
     sha256: str | None
     version: str | None
+    lengths: tuple[int, ...] | None
     host: str
     port: int
     room: Room
@@ -101,6 +102,7 @@ def load_in_thread(settings: Settings, stopping: threading.Event) -> "LoadedMode
         root=settings.checkpoint_root,
         sha256=settings.sha256,
         version=settings.version,
+        lengths=settings.lengths,
         stopping=stopping.is_set,
     )
 

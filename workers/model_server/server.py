@@ -17,21 +17,19 @@ over before its turn), 500 `device_failed`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from aiohttp import web
 
 from workers.model_server import protocol
-from workers.model_server.batcher import Batcher, DeadlinePassed, DeviceFailed, Embedder
+from workers.model_server.batcher import Closed, DeadlinePassed, DeviceFailed
 from workers.model_server.meter import Meter
 from workers.model_server.metrics import CONTENT_TYPE, Metrics, Outcome
-from workers.model_server.reader import TextReader, Tokens
 from workers.model_server.scheduler import Room, admit
-from workers.model_server.serving import Serving
+from workers.model_server.scoring import Model, Scorer
 
 logger = logging.getLogger(__name__)
 
@@ -41,46 +39,6 @@ PARSED_IN_PLACE_BYTES = 262_144
 """A larger body is parsed in a thread: it would stop the loop for milliseconds."""
 
 SERVER = {"name": "airs-model-server", "version": "1.0", "extensions": protocol.EXTENSIONS}
-
-
-class Model(Protocol):
-    """What the server needs of a loaded model (device.LoadedModel)."""
-
-    @property
-    def version(self) -> str: ...
-    @property
-    def size(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def serving(self) -> Serving: ...
-    @property
-    def reader(self) -> TextReader: ...
-    @property
-    def device(self) -> Embedder: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """The vectors and token counts of a call's rows, in order."""
-
-    queries: list[Tokens]
-    texts: list[Tokens]
-    query_vectors: np.ndarray
-    text_vectors: np.ndarray
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """Every output that can be asked for, each (rows, columns)."""
-        cosines = np.einsum("nd,nd->n", self.query_vectors, self.text_vectors)
-        return {
-            # Rounding can leave 1.0000001, which a rater with a scale to 1 would have to refuse.
-            "score": np.clip(cosines, -1, 1)[:, None],
-            "tokens": np.array([[tokens.count] for tokens in self.texts], np.int32),
-            "query_tokens": np.array([[tokens.count] for tokens in self.queries], np.int32),
-            "embedding": self.text_vectors,
-        }
 
 
 class ModelServer:
@@ -94,30 +52,21 @@ class ModelServer:
         self._clock = clock
         self._meter = Meter(started_at=clock())
         self._metrics = Metrics(self._meter, clock=clock)
-        self._model: Model | None = None
-        self._batcher: Batcher | None = None
+        self._scorer: Scorer | None = None
         self._phase: Literal["warming_up", "ready", "draining"] = "warming_up"
         self._open_rows = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="reading")
         self.app = web.Application(client_max_size=largest_body, middlewares=[json_errors])
         self.app.add_routes(self._routes())
 
     def serve(self, model: Model) -> asyncio.Event:
         """The model is loaded and warm: take calls from now on. The event: the device is broken."""
-        self._model = model
-        self._batcher = Batcher(
-            model.device,
-            model.serving,
-            self._meter,
-            clock=self._clock,
-            observe=self._metrics.batch,
-        )
+        self._scorer = Scorer(model, self._meter, clock=self._clock, observe=self._metrics.batch)
         self._metrics.info.labels(self.name, model.version).set(1)
         self._metrics.ready.set(1)
         self._phase = "ready"
-        return self._batcher.broken
+        return self._scorer.broken
 
     async def drain(self, limit_s: float) -> bool:
         """Refuse new calls and finish the accepted ones; False when the limit came first."""
@@ -129,9 +78,8 @@ class ModelServer:
         except TimeoutError:
             return False
         finally:
-            self._reading.shutdown(wait=False, cancel_futures=True)
-            if self._batcher is not None:
-                self._batcher.close()
+            if self._scorer is not None:
+                self._scorer.close()
         return True
 
     def _routes(self) -> list[web.RouteDef]:
@@ -169,8 +117,9 @@ class ModelServer:
     async def _metadata(self, request: web.Request) -> web.Response:
         if (refusal := self._unknown(request)) is not None:
             return refusal
-        if (model := self._model) is None:
+        if self._scorer is None:
             return refusal_response(503, *WARMING_UP)
+        model = self._scorer.model
         return web.json_response(
             protocol.model_metadata(
                 self.name,
@@ -189,7 +138,7 @@ class ModelServer:
             {
                 "ready": self._phase == "ready",
                 "phase": self._phase,
-                "model_version": None if self._model is None else self._model.version,
+                "model_version": None if self._scorer is None else self._scorer.model.version,
                 "busy_seconds": self._meter.busy_seconds(now),
                 "uptime_seconds": self._meter.uptime_seconds(now),
                 "duty_cycle": self._meter.duty_cycle(now),
@@ -215,7 +164,9 @@ class ModelServer:
             return self._refuse(413, "too_large", f"the body: {error.text}")
         except protocol.BadRequest as error:
             return self._refuse(400, "invalid", str(error))
-        response = self._admit(call) or await self._answer(call, started_at)
+        if (refusal := self._admit(call)) is not None:
+            return refusal
+        response = await self._answer(call, started_at)
         if response.status == 200:
             self._metrics.call_seconds.observe(self._clock() - started_at)
         return response
@@ -245,49 +196,44 @@ class ModelServer:
         return None
 
     async def _answer(self, call: protocol.InferRequest, started_at: float) -> web.Response:
+        """The answer to a call that has been admitted."""
+        assert self._scorer is not None
         deadline_at = None if call.timeout_s is None else started_at + call.timeout_s
         outcome: Outcome = "abandoned"  # stays so when the client goes away
         self._take(len(call.texts))
         try:
-            answer = await self._embed(call, deadline_at)
-        except DeadlinePassed as error:
-            outcome = "expired"
-            return refusal_response(503, outcome, f"timeout: {error}")
-        except DeviceFailed as error:
-            outcome = "device_failed"
-            return refusal_response(500, outcome, str(error))
-        else:
+            outputs = await self._scorer.score(call, deadline_at=deadline_at)
+            response = await self._render(call, outputs, self._scorer.model)
             outcome = "ok"
             self._meter.predictions += len(call.texts)
-            return self._render(call, answer)
+        except DeadlinePassed as error:
+            outcome = "expired"
+            response = refusal_response(503, outcome, f"timeout: {error}")
+        except Closed:
+            outcome = "draining"
+            response = refusal_response(503, *DRAINING)
+        except DeviceFailed as error:
+            outcome = "device_failed"
+            response = refusal_response(500, outcome, str(error))
         finally:
             self._metrics.calls.labels(outcome).inc()
             self._take(-len(call.texts))
+        return response
 
-    async def _embed(self, call: protocol.InferRequest, deadline_at: float | None) -> Answer:
-        if self._model is None or self._batcher is None:
-            raise DeviceFailed("no model")
-        rows = len(call.texts)
-        tokens = await asyncio.get_running_loop().run_in_executor(
-            self._reading, self._model.reader.read, [*call.queries, *call.texts]
-        )
-        queries, texts = tokens[:rows], tokens[rows:]
-        query_vectors, text_vectors = await self._batcher.embed(
-            queries, texts, priority=call.priority, deadline_at=deadline_at
-        )
-        return Answer(
-            queries=queries, texts=texts, query_vectors=query_vectors, text_vectors=text_vectors
-        )
-
-    def _render(self, call: protocol.InferRequest, answer: Answer) -> web.Response:
-        assert self._model is not None
-        body = protocol.render_infer(
+    async def _render(
+        self, call: protocol.InferRequest, outputs: Mapping[str, np.ndarray], model: Model
+    ) -> web.Response:
+        render = partial(
+            protocol.render_infer,
             call,
-            answer.outputs(),
+            outputs,
             model_name=self.name,
-            model_version=self._model.version,
-            max_tokens=self._model.max_tokens,
+            model_version=model.version,
+            max_tokens=model.max_tokens,
         )
+        # Embeddings are hundreds of numbers a row: writing them out would stop the loop.
+        vectors = any(wanted.name == "embedding" for wanted in call.outputs)
+        body = await asyncio.to_thread(render) if vectors else render()
         if body.json_length is None:
             return web.Response(body=body.content, content_type="application/json")
         headers = {protocol.HEADER_LENGTH: str(body.json_length)}
@@ -309,8 +255,9 @@ class ModelServer:
         if request.match_info["model"] != self.name:
             return refusal_response(404, "not_found", f"this server has the model {self.name!r}")
         version = request.match_info.get("version")
-        if version is not None and self._model is not None and version != self._model.version:
-            return refusal_response(404, "not_found", f"served is version {self._model.version!r}")
+        served = None if self._scorer is None else self._scorer.model.version
+        if version is not None and served is not None and version != served:
+            return refusal_response(404, "not_found", f"served is version {served!r}")
         return None
 
     def _not_serving(self) -> web.Response:
