@@ -46,7 +46,10 @@ _STAND_INS = tuple(
     rb"\u" + f + d + e + b"0" for f in (b"f", b"F") for d in (b"d", b"D") for e in (b"d", b"D")
 )
 """Spellings of U+FDD0, which is no character."""
-_NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"|(-?(?:NaN|Infinity))', re.DOTALL)
+# Possessive, an open string to the end: a hostile body must not make it go back and try again.
+_NOT_FINITE = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(-?(?:NaN|Infinity))', re.DOTALL
+)
 
 
 def content_type(request: HttpRequest, *, taken: Iterable[str]) -> str:

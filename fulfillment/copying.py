@@ -16,6 +16,9 @@ _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 _TRAILER = struct.pack("!h", -1)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
+_PIECE = 1 << 16
+"""Bytes handed to libpq at a time."""
+
 _UUID_OID, _INT4_OID, _INT2_OID, _TEXT_OID = 2950, 23, 21, 25
 
 NULL = struct.pack("!i", -1)
@@ -117,6 +120,10 @@ def copy(
     parts.append(_TRAILER)
     names = ", ".join(f'"{column}"' for column in columns)
     raw: Any = cursor.cursor
-    raw.copy_expert(
-        f'COPY "{table}" ({names}) FROM STDIN WITH (FORMAT binary)', io.BytesIO(b"".join(parts))
-    )
+    # Django wraps only the errors of its own methods: callers expect its IntegrityError here too.
+    with cursor.db.wrap_database_errors:
+        raw.copy_expert(
+            f'COPY "{table}" ({names}) FROM STDIN WITH (FORMAT binary)',
+            io.BytesIO(b"".join(parts)),
+            _PIECE,
+        )

@@ -130,8 +130,10 @@ def read_ndjson(chunks: Iterable[bytes]) -> Iterator[Row | Refused]:
 def read_row(number: int, line: bytes) -> Row | Refused:
     """Check one JSON line."""
     try:
-        value, warnings = _parse(line)
-        return _check(number, value, warnings)
+        row = _check(number, *_parse(line))
+        if _rounded(row.extra) or _rounded(row.item.get("context")):
+            row = _check(number, *_parse_slowly(line))
+        return row
     except _Refusal as refusal:
         return Refused(line=number, code=refusal.code, detail=refusal.detail)
 
@@ -148,9 +150,7 @@ def _parse(line: bytes) -> tuple[Any, tuple[str, ...]]:
         return _parse_slowly(line)
     if brackets > MAX_DEPTH:
         _refuse_deep_value(value)
-    if b"\\u0000" in line or _rounded(value):
-        return _parse_slowly(line)
-    return value, ()
+    return _parse_slowly(line) if b"\\u0000" in line else (value, ())
 
 
 def _rounded(value: Any) -> bool:

@@ -20,9 +20,10 @@ from uuid import UUID
 
 import orjson
 from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 from django.utils.module_loading import import_string
+from psycopg2.errors import DeadlockDetected, UniqueViolation
 
 from fulfillment import archive, bell, completion, copying, documents
 from fulfillment.clock import database_now
@@ -117,21 +118,19 @@ def submit(
     Raises BadUpload, InvalidFields, BacklogFull, Conflict; then nothing was stored.
     """
     rater = _rater(form.rater)
-    _refuse_full_backlog()
     earlier = _earlier(owner, idempotency_key)
     version = earlier.workflow.rater_version if earlier else current_version(rater, database_now())
-    with _spooled(body, version, seed=_seed(form, close)) as spool:
-        upload = _matching(earlier, spool) or _create(
+    with _spooled(body, version, seed=_seed(form, close), first_position=0) as spool:
+        upload = _taken_over(earlier, spool) or _create(
             form=form, rater=rater, version=version, owner=owner, key=idempotency_key,
             digest=spool.digest, rows=spool.rows, close=close,
         )  # fmt: skip
-        return _take(upload, spool, resumed=earlier is not None)
+        return _take(upload, spool)
 
 
 def create_empty(*, form: WorkflowForm, owner: str, idempotency_key: str | None) -> Submission:
     """Make an OPEN workflow without rows, to be appended to."""
     rater = _rater(form.rater)
-    _refuse_full_backlog()
     digest = blake2b(_seed(form, False), digest_size=16).digest()
     upload = _earlier(owner, idempotency_key)
     if upload and upload.body_digest.bytes != digest:
@@ -154,19 +153,16 @@ def append(
 
     A row whose request id an earlier upload had is refused alone.
     """
-    _refuse_full_backlog()
     earlier = _earlier(owner, idempotency_key)
     seed = orjson.dumps(["append", workflow.public_id])
     with _spooled(body, workflow.rater_version, seed=seed) as spool:
-        upload = _matching(earlier, spool) or _reserve(workflow, owner, idempotency_key, spool)
-        return _take(upload, spool, resumed=earlier is not None)
+        upload = _taken_over(earlier, spool) or _reserve(workflow, owner, idempotency_key, spool)
+        return _take(upload, spool)
 
 
-def _take(upload: Upload, spool: Spool, *, resumed: bool) -> Submission:
+def _take(upload: Upload, spool: Spool) -> Submission:
     if upload.finished_at is not None:
         return Submission(workflow=upload.workflow, answer=upload.answer, replayed=True)
-    if resumed:
-        _take_over(upload)
     _ingest(upload, spool)
     _finish(upload)
     return Submission(workflow=upload.workflow, answer=upload.answer, replayed=False)
@@ -197,20 +193,26 @@ def _refuse_full_backlog() -> None:
 
 
 def _earlier(owner: str, key: str | None) -> Upload | None:
-    if key is None:
-        return None
-    return (
+    """Return the upload that this key began; new ones are refused when the backlog is full."""
+    earlier = (
         Upload.objects.select_related("workflow__rater", "workflow__rater_version")
         .filter(owner=owner, key=key)
         .first()
+        if key is not None
+        else None
     )
+    if earlier is None:
+        _refuse_full_backlog()
+    return earlier
 
 
 def _seed(form: WorkflowForm, close: bool) -> bytes:
     return orjson.dumps([asdict(form), close])
 
 
-def _spooled(body: Body, version: RaterVersion, *, seed: bytes) -> Spool:
+def _spooled(
+    body: Body, version: RaterVersion, *, seed: bytes, first_position: int | None = None
+) -> Spool:
     describe = import_string(settings.AIRS_RATER_PLUGINS)
     key_fields = describe(version.spec["autorater"]).key_fields
     return take_in(
@@ -219,6 +221,7 @@ def _spooled(body: Body, version: RaterVersion, *, seed: bytes) -> Spool:
         fingerprint=Fingerprinter(version_digest=version.digest.bytes, key_fields=key_fields),
         key_fields=key_fields,
         seed=seed,
+        first_position=first_position,
     )
 
 
@@ -229,9 +232,24 @@ def _other_body() -> Conflict:
     )
 
 
-def _matching(earlier: Upload | None, spool: Spool) -> Upload | None:
-    if earlier is not None and earlier.body_digest.bytes != spool.digest:
+def _taken_over(earlier: Upload | None, spool: Spool) -> Upload | None:
+    """Return the upload of the same key and body, ours from now on; None if there is none.
+
+    Whoever ingested it stops at its next chunk. The janitor may have removed it while the body
+    came in again: then nothing of it is left, and it starts afresh.
+    """
+    if earlier is None:
+        return None
+    if earlier.body_digest.bytes != spool.digest:
         raise _other_body()
+    earlier.holder = uuid.uuid4()
+    Upload.objects.filter(pk=earlier.pk, finished_at=None).update(
+        holder=earlier.holder, heartbeat_at=database_now()
+    )
+    try:
+        earlier.refresh_from_db(fields=["chunks", "answer", "finished_at"])
+    except Upload.DoesNotExist:
+        return None
     return earlier
 
 
@@ -315,7 +333,7 @@ def _reserve(workflow: Workflow, owner: str, key: str | None, spool: Spool) -> U
                 .select_related("rater_version")
                 .get(pk=workflow.pk)
             )
-            if locked.state not in {WorkflowState.OPEN, WorkflowState.PAUSED} or locked.closed_at:
+            if not _is_open(locked):
                 raise _not_open(locked)
             upload = Upload.objects.create(
                 owner=owner,
@@ -344,21 +362,28 @@ def _same_key_now() -> Conflict:
     )
 
 
+def _superseded() -> Conflict:
+    return Conflict(
+        "another request took this upload over, or it stood still too long and was removed; send "
+        "it again",
+        code="upload_superseded",
+    )
+
+
+def _is_open(workflow: Workflow) -> bool:
+    """Say whether a workflow takes more rows."""
+    return workflow.closed_at is None and workflow.state in {
+        WorkflowState.OPEN,
+        WorkflowState.PAUSED,
+    }
+
+
 def _not_open(workflow: Workflow) -> Conflict:
     return Conflict(
         f"workflow {workflow.public_id} takes no more rows: it is "
         f"{WorkflowState(workflow.state).name}" + (" and closed" if workflow.closed_at else ""),
         code="workflow_not_open",
     )
-
-
-def _take_over(upload: Upload) -> None:
-    """Become the one that ingests; whoever did so before stops at its next chunk."""
-    upload.holder = uuid.uuid4()
-    Upload.objects.filter(pk=upload.pk, finished_at=None).update(
-        holder=upload.holder, heartbeat_at=database_now()
-    )
-    upload.refresh_from_db(fields=["chunks", "answer", "holder"])
 
 
 @dataclass(slots=True)
@@ -395,9 +420,11 @@ def _ingest_chunk_surely(upload: Upload, records: Sequence[Record], position: in
     for attempt in range(_APPEND_TRIES):
         try:
             return _ingest_chunk(upload, records, position)
-        except IntegrityError:
-            # Another append committed one of our ids between our look and our COPY: look again.
-            if upload.creates or attempt == _APPEND_TRIES - 1:
+        except (IntegrityError, OperationalError) as error:
+            # Another append committed one of our ids between our look and our COPY, or has two of
+            # ours in another order: look again.
+            met = isinstance(error.__cause__, UniqueViolation | DeadlockDetected)
+            if upload.creates or not met or attempt == _APPEND_TRIES - 1:
                 raise
     return None
 
@@ -416,11 +443,12 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
             [open_rows[i] for i in group]
             for group in merge_equal([bytes.fromhex(r.fingerprint) for _, r in open_rows])
         ]
+        workflow_id = workflow.pk
         copying.copy(
             cursor,
             "fulfillment_ratingrequest",
             _REQUEST_COLUMNS,
-            (_request(workflow.pk, p, r, hits.get(r.fingerprint)) for p, r in numbered),
+            (_request(workflow_id, p, r, hits.get(r.fingerprint)) for p, r in numbered),
         )
         _copy_batches(cursor, workflow, items)
         chunk.hits = len(numbered) - len(open_rows)
@@ -429,11 +457,11 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
         chunk.score_sum = sum(
             entry.score for _, r in numbered if (entry := hits.get(r.fingerprint))
         )
-        for p, record in numbered:
-            chunk.warnings += (
-                {"line": record.line, "request_id": _request_id(record, p), "code": code}
-                for code in record.warnings
-            )
+        chunk.warnings += (
+            {"line": record.line, "request_id": record.name(p), "code": code}
+            for p, record in numbered
+            for code in record.warnings
+        )
         StatsDelta.objects.create(
             workflow=workflow,
             received=len(numbered),
@@ -453,22 +481,16 @@ def _lock(cursor: CursorWrapper, upload: Upload) -> None:
         "SELECT holder, chunks FROM fulfillment_upload WHERE id = %s FOR UPDATE", [upload.pk]
     )
     if cursor.fetchone() != (upload.holder, upload.chunks):
-        raise Conflict(
-            "another request took this upload over, or it stood still too long and was removed; "
-            "send it again",
-            code="upload_superseded",
-        )
+        raise _superseded()
     # Blocks close, cancel and completion (FOR NO KEY UPDATE) for this transaction, nobody else.
     cursor.execute(
-        "SELECT state FROM fulfillment_workflow WHERE id = %s FOR SHARE", [upload.workflow_id]
+        "SELECT state, closed_at FROM fulfillment_workflow WHERE id = %s FOR SHARE",
+        [upload.workflow_id],
     )
-    (state,) = cursor.fetchone()
-    allowed = (
-        {WorkflowState.RECEIVING} if upload.creates else {WorkflowState.OPEN, WorkflowState.PAUSED}
-    )
-    if state not in allowed:
-        upload.workflow.state = state
-        raise _not_open(upload.workflow)
+    workflow = upload.workflow
+    workflow.state, workflow.closed_at = cursor.fetchone()
+    if not (workflow.state == WorkflowState.RECEIVING if upload.creates else _is_open(workflow)):
+        raise _not_open(workflow)
 
 
 def _now(cursor: CursorWrapper) -> datetime:
@@ -478,35 +500,39 @@ def _now(cursor: CursorWrapper) -> datetime:
     return now
 
 
-def _request_id(record: Record, position: int) -> str:
-    return record.request_id if record.request_id is not None else f"row-{position + 1}"
-
-
 def _without_known_ids(
     cursor: CursorWrapper, upload: Upload, numbered: list[tuple[int, Record]], chunk: _Chunk
 ) -> list[tuple[int, Record]]:
-    """Leave out, and refuse alone, rows whose request id an earlier upload of the workflow had."""
+    """Leave out, and refuse alone, rows whose request id the workflow has already.
+
+    An earlier upload had it; or one row's id is the one that another gets by its position, which
+    only an upload that makes its workflow knows before it begins.
+    """
     if upload.creates:
         return numbered
-    digests = {request_digest(_request_id(r, p)).hex(): (p, r) for p, r in numbered}
+    digests = [request_digest(record.name(position)).hex() for position, record in numbered]
     cursor.execute(
         """
-        SELECT request_digest FROM fulfillment_ratingrequest
+        SELECT replace(request_digest::text, '-', '') FROM fulfillment_ratingrequest
         WHERE workflow_id = %s AND request_digest = ANY(%s::uuid[])
         """,
-        [upload.workflow_id, list(digests)],
+        [upload.workflow_id, digests],
     )
-    known = {digests[digest.hex][0] for (digest,) in cursor.fetchall()}
-    chunk.rejected += (
-        {
-            "line": record.line,
-            "code": "duplicate_request_id",
-            "detail": "an earlier upload of this workflow had the same request_id",
-        }
-        for position, record in numbered
-        if position in known
-    )
-    return [(position, record) for position, record in numbered if position not in known]
+    known = {digest for (digest,) in cursor.fetchall()}
+    fresh = []
+    for (position, record), digest in zip(numbered, digests, strict=True):
+        if digest in known:
+            chunk.rejected.append(
+                {
+                    "line": record.line,
+                    "code": "duplicate_request_id",
+                    "detail": f"the workflow has a row {record.name(position)!r} already",
+                }
+            )
+        else:
+            known.add(digest)
+            fresh.append((position, record))
+    return fresh
 
 
 def _hits(
@@ -524,11 +550,12 @@ def _hits(
             accepted_at=workflow.created_at,
             bypass=False,
         ),
+        now=now,
     )
 
 
 def _request(workflow_id: int, position: int, record: Record, entry: archive.Entry | None) -> bytes:
-    request_id = _request_id(record, position)
+    request_id = record.name(position)
     return b"".join(
         (
             copying.int8(request_key(workflow_id, position)),
@@ -630,11 +657,13 @@ def _finish(upload: Upload) -> None:
         workflow = (
             Workflow.objects.select_for_update(no_key=True, of=("self",))
             .select_related("rater", "rater_version")
-            .get(pk=upload.workflow_id)
+            .filter(pk=upload.workflow_id)
+            .first()
         )
         now = database_now()
-        upload.finished_at = now
-        upload.save(update_fields=["finished_at", "answer"])
+        done = Upload.objects.filter(pk=upload.pk).update(finished_at=now, answer=upload.answer)
+        if workflow is None or not done:
+            raise _superseded()
         if upload.creates and workflow.state == WorkflowState.RECEIVING:
             workflow.state = WorkflowState.RUNNING if upload.closes else WorkflowState.OPEN
             workflow.closed_at = now if upload.closes else None

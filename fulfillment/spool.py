@@ -1,8 +1,8 @@
 """A body on its way in: read once as a stream, checked, hashed and kept on disk as good rows.
 
 Nothing is stored in the database before the whole body was good. The spool file has no name (it
-dies with the process) and memory does not grow with the body, but for 20 bytes a row that find
-duplicate request ids.
+dies with the process) and memory does not grow with the body, but for 24 bytes a row (twice that
+while they are sorted) that find duplicate request ids.
 """
 
 import tempfile
@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -41,6 +42,10 @@ class Record(NamedTuple):
     item: dict[str, Any]
     extra: dict[str, Any] | None
     warnings: Sequence[str]
+
+    def name(self, position: int) -> str:
+        """Return the client's id of the row, or the one it gets at its position."""
+        return f"row-{position + 1}" if self.request_id is None else self.request_id
 
 
 @dataclass(kw_only=True, slots=True)
@@ -81,10 +86,13 @@ def take_in(
     fingerprint: Callable[[Mapping[str, Any]], bytes],
     key_fields: Sequence[str],
     seed: bytes = b"",
+    first_position: int | None = None,
 ) -> Spool:
     """Read a whole NDJSON body; raise BadUpload where it is refused whole.
 
-    `seed` enters the digest: what else must be equal for the same request.
+    `seed` enters the digest: what else must be equal for the same request. `first_position` is the
+    first row's, where that is known: then no row may call itself what another one is called by its
+    position.
     """
     directory.mkdir(parents=True, exist_ok=True)
     hasher = blake2b(seed, digest_size=16)
@@ -92,6 +100,7 @@ def take_in(
     spool = Spool(file=file)
     try:
         ids, id_lines = bytearray(), array("Q")
+        like_default = False
         keys = frozenset(key_fields)
         for row in read_ndjson(_hashed(chunks, hasher.update)):
             if isinstance(row, Refused):
@@ -104,9 +113,12 @@ def take_in(
             if row.request_id is not None:
                 ids += request_digest(row.request_id)
                 id_lines.append(row.line)
+                like_default = like_default or row.request_id.startswith("row-")
         spool.digest = hasher.digest()
         _refuse_empty(spool)
         _refuse_duplicates(ids, id_lines)
+        if first_position is not None and like_default and len(id_lines) < spool.rows:
+            _refuse_duplicates(*_all_ids(spool, first_position))
     except BaseException:
         spool.file.close()
         raise
@@ -155,6 +167,16 @@ def _refuse_empty(spool: Spool) -> None:
     raise BadUpload("the file has no rows; send one JSON object a line", code="empty_file")
 
 
+def _all_ids(spool: Spool, first_position: int) -> tuple[bytearray, "array[int]"]:
+    """Return the digest and line of each row's id, those by position included."""
+    ids, id_lines = bytearray(), array("Q")
+    records = chain.from_iterable(spool.chunks())
+    for position, record in enumerate(records, first_position):
+        ids += request_digest(record.name(position))
+        id_lines.append(record.line)
+    return ids, id_lines
+
+
 def _refuse_duplicates(ids: bytearray, id_lines: "array[int]") -> None:
     """Refuse a body in which a request id stands twice, naming both lines."""
     if not ids:
@@ -162,12 +184,16 @@ def _refuse_duplicates(ids: bytearray, id_lines: "array[int]") -> None:
     digests = np.frombuffer(ids, dtype=np.uint64).reshape(-1, 2)
     order = np.lexsort((digests[:, 0], digests[:, 1]))  # stable: the first line comes first
     ordered = digests[order]
-    repeats = np.flatnonzero((ordered[1:] == ordered[:-1]).all(axis=1))
-    if not repeats.size:
+    repeats = (ordered[1:] == ordered[:-1]).all(axis=1)
+    if not repeats.any():
         return
-    pairs = sorted((id_lines[order[i + 1]], id_lines[order[i]]) for i in repeats[:MOST_LISTED])
+    places = np.arange(1, len(ordered))
+    firsts = np.maximum.accumulate(np.where(repeats, 0, places))[repeats]
+    lines = np.frombuffer(id_lines, dtype=np.uint64)[order]
+    pairs = np.stack((lines[1:][repeats], lines[firsts]), axis=1)
+    listed = pairs[np.argsort(pairs[:, 0])][:MOST_LISTED].tolist()
     raise BadUpload(
-        f"line {pairs[0][0]} repeats the request_id of line {pairs[0][1]}; ids are unique in a "
+        f"line {listed[0][0]} repeats the request_id of line {listed[0][1]}; ids are unique in a "
         "workflow",
         code="duplicate_request_id",
         errors=[
@@ -177,6 +203,6 @@ def _refuse_duplicates(ids: bytearray, id_lines: "array[int]") -> None:
                 "code": "duplicate_request_id",
                 "detail": f"the same request_id stands in line {first}",
             }
-            for line, first in pairs
+            for line, first in listed
         ],
     )
