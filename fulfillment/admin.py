@@ -2,22 +2,31 @@
 
 State is read-only here; actions and forms call one service each. Lists of the big tables never
 count or sort them: newest first by key, a count that stops at a cap, filters only where an index
-serves. Everything stored is escaped by the templates, nothing is marked safe.
+serves. Everything stored is escaped, by the templates and by `format_html`.
 """
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db.models import Expression, Model, QuerySet
+from django.db import connection
+from django.db.models import DurationField, Expression, ExpressionWrapper, F, Model, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.functional import cached_property
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 
-from fulfillment import completion, progress, raters, tokens
+from fulfillment import archive, completion, progress, raters, tokens
 from fulfillment.clock import database_now
 from fulfillment.errors import FulfillmentError
 from fulfillment.models import (
@@ -27,12 +36,13 @@ from fulfillment.models import (
     ExecutorBoot,
     Rater,
     RaterVersion,
+    Rating,
     RatingRequest,
     ServiceRun,
     Workflow,
     request_key,
 )
-from fulfillment.policy.fingerprint import request_digest
+from fulfillment.policy.fingerprint import request_digest, url_digest
 from fulfillment.policy.lifecycle import BatchState, RequestState, WorkflowState
 
 if TYPE_CHECKING:
@@ -41,10 +51,6 @@ if TYPE_CHECKING:
     AnyForm = forms.ModelForm[Any]
 else:  # generic for the type checker only
     AnyPaginator, AnyAdmin, AnyForm = Paginator, admin.ModelAdmin, forms.ModelForm
-
-admin.site.site_header = "AIRS"
-admin.site.site_title = "AIRS"
-admin.site.index_title = "AI Rater Service"
 
 COUNT_CAP = 10_000
 """Rows that a list counts and pages through; search narrows it to what one looks for."""
@@ -72,6 +78,7 @@ class ReadOnlyAdmin(AnyAdmin):
     """Shows rows; nobody adds, changes or deletes them here."""
 
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they count the table once a choice
     paginator = CappedPaginator
     sortable_by = ()
 
@@ -83,6 +90,22 @@ class ReadOnlyAdmin(AnyAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
+
+
+class SeenAdmin(ReadOnlyAdmin):
+    """Read-only rows that something alive renews: shows how long ago it did."""
+
+    renewed = ""
+    """The field that it writes its time to."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        age = ExpressionWrapper(Now() - F(self.renewed), output_field=DurationField())
+        found: QuerySet[Any] = super().get_queryset(request).annotate(age=age)
+        return found
+
+    @admin.display(description="seen")
+    def seen(self, row: Any) -> str:
+        return f"{max(row.age, timedelta()).total_seconds():.0f} s ago"
 
 
 class _InWorkflow(admin.SimpleListFilter):
@@ -122,25 +145,26 @@ class BigTableAdmin(ReadOnlyAdmin):
     list_max_show_all = 100
     list_select_related = ("workflow",)
     search_fields = ("workflow__public_id",)
-    scope = ""
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return NewestFirst
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        title = f"{self.opts.verbose_name_plural}: the newest {COUNT_CAP:,}; {self.scope}"
+        title = f"{capfirst(str(self.opts.verbose_name_plural))}: the newest {COUNT_CAP:,}"
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        if not search_term:
-            return queryset, False
-        matched = _SEARCH.fullmatch(search_term)
+        return (self.found(queryset, search_term) if search_term else queryset), False
+
+    def found(self, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
+        """Return the rows that were searched for: of a workflow, or of one of its requests."""
+        matched = _SEARCH.fullmatch(term)
         workflow = matched and Workflow.objects.filter(public_id=matched[1]).first()
         if not matched or not workflow:
-            return queryset.none(), False
-        return self.of_workflow(queryset, workflow, matched[2]), False
+            return queryset.none()
+        return self.of_workflow(queryset, workflow, matched[2])
 
     def of_workflow(
         self, queryset: QuerySet[Any], workflow: Workflow, request_id: str | None
@@ -149,38 +173,54 @@ class BigTableAdmin(ReadOnlyAdmin):
         raise NotImplementedError
 
 
+def _requests_of(workflow: Workflow, request_id: str | None) -> QuerySet[RatingRequest]:
+    # By key range: a request's key starts with its workflow's.
+    found = RatingRequest.objects.filter(
+        pk__gte=request_key(workflow.pk, 0), pk__lt=request_key(workflow.pk + 1, 0)
+    )
+    if request_id:
+        digest = request_digest(request_id).hex()
+        found = found.filter(workflow_id=workflow.pk, request_digest=digest)
+    return found
+
+
 @admin.register(RatingRequest)
 class RatingRequestAdmin(BigTableAdmin):
     """The state table."""
 
-    scope = "search wf_… for a workflow, wf_…/request-id for one request"
+    search_help_text = "wf_… for a workflow, wf_…/request-id for one of its requests"
     list_display = (
-        "id", "workflow", "request_id", "query_id", "state", "source", "score", "label", "error",
-        "attempts", "rated_at",
+        "id", "request_id", "query_id", "state", "source", "short_score", "label", "error",
+        "attempts", "rated_at", "workflow",
     )  # fmt: skip
     list_filter = (RequestStateFilter,)
+    readonly_fields = ("rating",)
 
     def of_workflow(
         self, queryset: QuerySet[Any], workflow: Workflow, request_id: str | None
     ) -> QuerySet[Any]:
-        # By key range: a request's key starts with its workflow's.
-        found = queryset.filter(
-            pk__gte=request_key(workflow.pk, 0), pk__lt=request_key(workflow.pk + 1, 0)
-        )
-        if request_id:
-            digest = request_digest(request_id).hex()
-            found = found.filter(workflow_id=workflow.pk, request_digest=digest)
-        return found
+        return queryset & _requests_of(workflow, request_id)
+
+    @admin.display(description="score")
+    def short_score(self, request: RatingRequest) -> str:
+        return "" if request.score is None else f"{request.score:.4f}"
+
+    @admin.display(description="archived rating")
+    def rating(self, request: RatingRequest) -> str | SafeString:
+        """Its page says more, unless the rating was erased: the request keeps its copy."""
+        if request.rating_id is None:
+            return ""
+        return _link("rating", "change", request.rating_id, text=f"rating {request.rating_id}")
 
 
 @admin.register(Batch)
 class BatchAdmin(BigTableAdmin):
     """Batches, with what happens to them next."""
 
-    scope = "search wf_… for the open ones of a workflow"
+    search_help_text = "wf_… for the open ones of a workflow"
     list_display = (
-        "id", "workflow", "position", "state", "open_items", "attempts", "lost", "not_before",
-        "replica", "lease_until",
+        "id", "position", "state", "open_items", "attempts", "lost", "not_before", "replica",
+        "lease_until", "workflow",
     )  # fmt: skip
     list_filter = (BatchStateFilter,)
 
@@ -194,20 +234,105 @@ class BatchAdmin(BigTableAdmin):
         return f"{batch.open_mask.bit_count()} of {len(batch.fingerprints)}"
 
 
+@admin.register(Rating)
+class RatingAdmin(BigTableAdmin):
+    """The archive, and what is taken from it."""
+
+    search_help_text = "a fingerprint, the URL of a result, or wf_…/request-id"
+    list_display = (
+        "id", "rater_version", "score", "label", "produced_at", "reusable", "fingerprint",
+    )  # fmt: skip
+    list_select_related = ("rater_version",)
+    readonly_fields = ("next_use", "computed_for")
+    search_fields = ("fingerprint",)
+
+    def found(self, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
+        if term.startswith(("http://", "https://")):
+            return queryset.filter(url_digest=UUID(bytes=url_digest(term)))
+        with contextlib.suppress(ValueError):
+            return queryset.filter(fingerprint=UUID(term))
+        return super().found(queryset, term)
+
+    def of_workflow(
+        self, queryset: QuerySet[Any], workflow: Workflow, request_id: str | None
+    ) -> QuerySet[Any]:
+        if not request_id:
+            return queryset.none()
+        wanted = _requests_of(workflow, request_id).values("fingerprint")[:1]
+        return queryset.filter(fingerprint__in=wanted)
+
+    @admin.display(description="for the next equal request")
+    def next_use(self, rating: Rating) -> str:
+        """Say whether it would be taken, and why not."""
+        rater, now = rating.rater_version.rater, database_now()
+        if not rating.reusable:
+            return "Not taken: its workflow kept it out of the archive."
+        freshness = timedelta(seconds=rater.freshness_s)
+        with connection.cursor() as cursor:
+            entries = archive.look_up(
+                cursor, [rating.fingerprint.hex], produced_after=now - freshness, now=now
+            )
+        entry = entries.get(rating.fingerprint.hex)
+        if entry is None:
+            return f"Not taken: older than the freshness of {rater.pk}, {freshness}."
+        if entry.rating_id != rating.pk:
+            return f"Not taken: rating {entry.rating_id} is newer."
+        if rater.current_version_id != rating.rater_version_id:
+            return f"Taken by workflows of {rating.rater_version} only; there is a newer version."
+        return f"Taken until {rating.produced_at + freshness:%Y-%m-%d %H:%M:%SZ}."
+
+    @admin.display(description="computed for")
+    def computed_for(self, rating: Rating) -> str | SafeString:
+        workflow = Workflow.objects.filter(pk=rating.workflow_id).first()
+        if workflow is None:
+            return "a workflow that was erased"
+        return _link("workflow", "change", workflow.pk, text=workflow.public_id)
+
+
 @admin.register(Workflow)
 class WorkflowAdmin(ReadOnlyAdmin):
     """Workflows and how far they are."""
 
     ordering = ("-pk",)
     list_display = (
-        "public_id", "name", "owner", "rater", "state", "how_far", "priority", "created_at",
-        "deadline_at", "finished_at",
+        "public_id", "name", "state", "how_far", "hits", "rater", "owner", "priority",
+        "created_at", "deadline_at", "finished_at",
     )  # fmt: skip
     list_filter = ("state", "rater")
     list_select_related = ("rater", "workflowstats")
     search_fields = ("public_id__exact", "owner__exact", "name__icontains")
-    readonly_fields = ("progress",)
+    search_help_text = "a whole id or owner, or a part of the name"
+    readonly_fields = ("progress", "sources", "rows")
     actions = ("cancel",)
+    fieldsets = (
+        (
+            None,
+            {
+                "fields": (
+                    *("public_id", "name", "owner", "state", "ending_reason", "progress"),
+                    *("sources", "rows", "rater_version", "priority"),
+                )
+            },
+        ),
+        (
+            "Times",
+            {
+                "fields": (
+                    *("created_at", "closed_at", "started_at", "finished_at", "deadline_at"),
+                    "ends_at",
+                )
+            },
+        ),
+        (
+            "Settings",
+            {
+                "fields": (
+                    *("trigger", "purpose", "best_effort", "batch_size", "complete_when"),
+                    *("max_age_s", "bypass", "no_store", "round"),
+                )
+            },
+        ),
+    )
 
     @admin.display(description="progress")
     def how_far(self, workflow: Workflow) -> str:
@@ -217,13 +342,33 @@ class WorkflowAdmin(ReadOnlyAdmin):
             return ""
         ended = stats.completed + stats.failed + stats.timed_out + stats.cancelled
         lost = stats.failed + stats.timed_out
-        return f"{ended} of {stats.received}" + (f", {lost} failed" if lost else "")
+        return f"{ended:,} / {stats.received:,}" + (f", {lost:,} failed" if lost else "")
+
+    @admin.display(description="hits")
+    def hits(self, workflow: Workflow) -> str:
+        """What the archive answered."""
+        stats = getattr(workflow, "workflowstats", None)
+        if stats is None or not stats.received:
+            return ""
+        return f"{stats.from_archive:,} ({stats.from_archive / stats.received:.0%})"
 
     @admin.display(description="progress")
     def progress(self, workflow: Workflow) -> str:
         """Exact counts, for the page of one workflow."""
-        counts = progress.read(workflow)["counts"]
-        return ", ".join(f"{count} {name}" for name, count in counts.items())
+        return _listed(progress.read(workflow)["counts"])
+
+    @admin.display(description="ratings from")
+    def sources(self, workflow: Workflow) -> str:
+        return _listed(progress.read(workflow)["sources"])
+
+    @admin.display(description="see its")
+    def rows(self, workflow: Workflow) -> SafeString:
+        tables = {"ratingrequest": "requests", "batch": "open batches", "event": "events"}
+        links = (
+            (_link(name, "changelist", text=text, query=f"?q={workflow.public_id}"),)
+            for name, text in tables.items()
+        )
+        return format_html_join(", ", "{}", links)
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("fulfillment.change_workflow"))
@@ -240,6 +385,15 @@ class WorkflowAdmin(ReadOnlyAdmin):
                 self.message_user(request, f"Workflow {workflow.public_id} is {state.name}.")
 
 
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _link(table: str, page: str, *args: Any, text: str, query: str = "") -> SafeString:
+    address = reverse(f"admin:fulfillment_{table}_{page}", args=args)
+    return format_html('<a href="{}{}">{}</a>', address, query, text)
+
+
 class RaterForm(AnyForm):
     """Checks a rater as the API does."""
 
@@ -250,13 +404,38 @@ class RaterForm(AnyForm):
             "max_qps", "batch_size", "max_attempts", "score_min", "score_max", "integer_scores",
             "prompt_template", "config",
         )  # fmt: skip
+        labels: ClassVar = {
+            "model_id": "Model",
+            "freshness_s": "Freshness (s)",
+            "deadline_s": "Deadline (s)",
+            "max_qps": "Most requests a second",
+        }
+        help_texts: ClassVar = {
+            "model_id": "Id of a registered model",
+            "mode": "Integrated: model management says how much may be sent. Isolated: AIRS finds "
+            "it out by itself.",
+            "key_level": "How much of a request decides its score",
+            "freshness_s": "How long a rating is taken from the archive; 7,776,000 s are 90 days",
+            "deadline_s": "Of a workflow that names none: no try starts later",
+            "max_qps": "Empty: no limit",
+            "batch_size": "Items of a model call, 1 to 60",
+            "max_attempts": "Tries of an item before it FAILED",
+            "config": "Options of the plug-in, as a JSON object",
+        }
+        # The admin's own widget is too narrow for 7776000 and hides its last digit.
+        widgets: ClassVar = {
+            "freshness_s": forms.NumberInput(attrs={"class": "vBigIntegerField"}),
+            "deadline_s": forms.NumberInput(attrs={"class": "vBigIntegerField"}),
+        }
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
-        if not self.errors:
-            candidate = Rater(**{"id": self.instance.pk, **cleaned})
-            for problem in raters.problems(candidate):
-                field = "model_id" if problem["field"] == "model" else problem["field"]
+        candidate = Rater(**{"id": self.instance.pk, **cleaned})
+        wrong = set(self.errors)
+        for problem in raters.problems(candidate):
+            name = problem["field"].split(".")[0]
+            field = "model_id" if name == "model" else name
+            if field not in wrong:
                 self.add_error(field if field in self.fields else None, problem["detail"])
         return cleaned
 
@@ -267,7 +446,7 @@ class RaterAdmin(AnyAdmin):
 
     form = RaterForm
     list_display = (
-        "id", "autorater", "model_id", "mode", "current_version", "paused_code", "paused_detail",
+        "id", "autorater", "model_id", "mode", "current_version", "sending", "paused_detail",
         "paused_at",
     )  # fmt: skip
     list_select_related = ("current_version",)
@@ -279,7 +458,11 @@ class RaterAdmin(AnyAdmin):
     def get_readonly_fields(
         self, request: HttpRequest, obj: Rater | None = None
     ) -> tuple[str, ...]:
-        return (*(("id",) if obj else ()), *self.readonly_fields)
+        return ("id", *self.readonly_fields) if obj else ()
+
+    @admin.display(description="sending")
+    def sending(self, rater: Rater) -> str:
+        return f"paused: {rater.paused_code}" if rater.paused_code else "yes"
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
@@ -368,16 +551,18 @@ class EventAdmin(ReadOnlyAdmin):
 
 
 @admin.register(ExecutorBoot)
-class ExecutorBootAdmin(ReadOnlyAdmin):
+class ExecutorBootAdmin(SeenAdmin):
     """Executors and their heartbeats."""
 
+    renewed = "heartbeat_at"
     ordering = ("-heartbeat_at",)
-    list_display = ("boot_id", "host", "pid", "slots", "started_at", "heartbeat_at")
+    list_display = ("boot_id", "host", "pid", "slots", "started_at", "heartbeat_at", "seen")
 
 
 @admin.register(ServiceRun)
-class ServiceRunAdmin(ReadOnlyAdmin):
+class ServiceRunAdmin(SeenAdmin):
     """When services last ran."""
 
+    renewed = "ran_at"
     ordering = ("name",)
-    list_display = ("name", "ran_at")
+    list_display = ("name", "ran_at", "seen")

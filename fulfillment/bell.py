@@ -20,7 +20,7 @@ _MOST = 1_000
 
 
 @cache
-def _client() -> "redis.Redis[bytes]":
+def _client() -> redis.Redis:
     # Small time limits: a dead broker costs a ringer little.
     return redis.Redis.from_url(
         settings.REDIS_URL,

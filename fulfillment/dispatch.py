@@ -23,7 +23,7 @@ import orjson
 from django.db import OperationalError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 
-from fulfillment import archive, leases, outcomes
+from fulfillment import archive, arrays, leases, outcomes, prepared
 from fulfillment.completion import copied
 from fulfillment.model_directory import ModelDirectory, Replica
 from fulfillment.outcomes import Outcome
@@ -101,8 +101,9 @@ def lead(name: str) -> bool:
         if leads:
             cursor.execute(f"SET idle_session_timeout = '{FROZEN_S}s'")
             # All that a pass reads has an index; the planner, whose statistics of tables that
-            # fill and empty within seconds are always old, would scan the archive at times.
-            cursor.execute("SET enable_seqscan = off")
+            # fill and empty within seconds are always old, would scan the archive at times: this
+            # also turns scans off.
+            prepared.allow(connection)
     return bool(leads)
 
 
@@ -128,7 +129,7 @@ def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime)
 
 def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publish: Publish) -> Pass:
     """Fill all free room of all raters; return what was done."""
-    free_slots, total_slots, plugins = _executors(now)
+    total_slots, plugins = _executors(now)
     if not total_slots:
         return Pass()
     versions = _versions(now)
@@ -140,7 +141,7 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     served = [v for v in versions if v.plugin_version in plugins.get(v.autorater, ())]
     shares = traffic.slots_for(
         {str(v.version_id): _wanted(v, rooms[v.version_id]) for v in served},
-        free_slots,
+        max(0, total_slots - sum(h.batches for h in held)),
         {str(v.version_id): sum(h.batches for h in held if h.version_id == v.version_id)
          for v in served},
         total_slots,
@@ -163,30 +164,28 @@ def _wanted(version: VersionLoad, room: "_Room") -> int:
     return min(room.most, sum(load.ready_batches for load in version.loads))
 
 
-def _executors(now: datetime) -> tuple[int, int, dict[str, set[str]]]:
-    """Return free slots, all slots, and the plug-in versions that live executors have."""
+def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
+    """Return the slots of live executors, and the plug-in versions that they have."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            SELECT slots, plugins FROM fulfillment_executorboot WHERE heartbeat_at > %s
-            """,
+        prepared.execute(
+            cursor,
+            "SELECT slots, plugins FROM fulfillment_executorboot"
+            " WHERE heartbeat_at > %s::timestamptz",
             [now - leases.SILENCE],
         )
         rows = cursor.fetchall()
-        cursor.execute("SELECT count(*) FROM fulfillment_batch WHERE state = 1")
-        (leased,) = cursor.fetchone()
     plugins: dict[str, set[str]] = defaultdict(set)
     for _, names in rows:
         for name, version in orjson.loads(names).items():
             plugins[name].add(version)
-    total = sum(slots for slots, _ in rows)
-    return max(0, total - leased), total, plugins
+    return sum(slots for slots, _ in rows), plugins
 
 
 def _versions(now: datetime) -> list[VersionLoad]:
     """Return what is READY, by rater version."""
     with connection.cursor() as cursor:
-        cursor.execute(
+        prepared.execute(
+            cursor,
             """
             SELECT w.rater_version_id, w.rater_id, r.max_qps, v.spec, w.id, w.owner, w.priority,
                    w.best_effort, w.created_at, w.deadline_at, ready.batches,
@@ -199,9 +198,9 @@ def _versions(now: datetime) -> list[VersionLoad]:
                 SELECT count(*) AS batches FROM (
                     -- Without the order the planner scans the table for a quick 128.
                     SELECT FROM fulfillment_batch b WHERE b.workflow_id = w.id AND b.state = 0
-                    ORDER BY b.position LIMIT %s) AS b
+                    ORDER BY b.position LIMIT %s::bigint) AS b
             ) AS ready
-            WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s
+            WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s::timestamptz
               AND v.retired_at IS NULL AND ready.batches > 0
             """,
             [READY_LOOK, now],
@@ -240,12 +239,13 @@ def _versions(now: datetime) -> list[VersionLoad]:
 
 def _held() -> list[Held]:
     with connection.cursor() as cursor:
-        cursor.execute(
+        prepared.execute(
+            cursor,
             """
             SELECT b.replica, w.priority, w.best_effort, w.rater_version_id, count(*)
             FROM fulfillment_batch b JOIN fulfillment_workflow w ON w.id = b.workflow_id
             WHERE b.state = 1 GROUP BY 1, 2, 3, 4
-            """
+            """,
         )
         return [
             Held(
@@ -436,7 +436,8 @@ def _claim(
 
 
 def _pick(cursor: CursorWrapper, picks: Sequence[ordering.Pick]) -> list[_Claimed]:
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         SELECT b.id, b.workflow_id, b.fence, b.open_mask, b.positions, b.item_of,
                replace(array_to_string(b.fingerprints, ','), '-', ''), b.attempts
@@ -448,7 +449,10 @@ def _pick(cursor: CursorWrapper, picks: Sequence[ordering.Pick]) -> list[_Claime
         ) AS b
         ORDER BY pick.nr, b.position
         """,
-        [[pick.workflow_id for pick in picks], [pick.batches for pick in picks]],
+        [
+            arrays.integers(pick.workflow_id for pick in picks),
+            arrays.integers(pick.batches for pick in picks),
+        ],
     )
     return [
         _Claimed(
@@ -489,14 +493,15 @@ class _Facts:
 
 def _workflow_facts(cursor: CursorWrapper, ids: set[int]) -> dict[int, _Facts]:
     """Read again what may have changed since the order was made; ended ones are left out."""
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         SELECT w.id, w.priority, w.best_effort, w.created_at, w.max_age_s, w.bypass,
                r.freshness_s, w.started_at IS NOT NULL, clock_timestamp()
         FROM fulfillment_workflow w JOIN fulfillment_rater r ON r.id = w.rater_id
-        WHERE w.id = ANY(%s) AND w.state IN (1, 2)
+        WHERE w.id = ANY(%s::bigint[]) AND w.state IN (1, 2)
         """,
-        [list(ids)],
+        [arrays.integers(ids)],
     )
     return {
         workflow_id: _Facts(
@@ -526,14 +531,19 @@ def _take_off(cursor: CursorWrapper, batches: Sequence[_Claimed]) -> dict[str, i
         for batch in batches
         for i in batch.open_items
     )
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         INSERT INTO fulfillment_flight (fingerprint, batch_id, fence)
         SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[])
         ON CONFLICT DO NOTHING
         RETURNING replace(fingerprint::text, '-', ''), batch_id
         """,
-        [[w[0] for w in wanted], [w[1] for w in wanted], [w[2] for w in wanted]],
+        [
+            arrays.uuids(w[0] for w in wanted),
+            arrays.integers(w[1] for w in wanted),
+            arrays.integers(w[2] for w in wanted),
+        ],
     )
     return dict(cursor.fetchall())
 
@@ -588,12 +598,13 @@ def _second_look(
 
 
 def _failures(cursor: CursorWrapper, fingerprints: list[str]) -> dict[str, tuple[str, datetime]]:
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         SELECT replace(fingerprint::text, '-', ''), code, failed_at
         FROM fulfillment_failedflight WHERE fingerprint = ANY(%s::uuid[])
         """,
-        [fingerprints],
+        [arrays.uuids(fingerprints)],
     )
     return {fingerprint: (code, failed_at) for fingerprint, code, failed_at in cursor.fetchall()}
 
@@ -621,14 +632,15 @@ def _write(
     now: datetime,
 ) -> None:
     """Lease what is sent, park what waits, end what is done; drop flights that nobody needs."""
-    ids = [batch.id for batch in batches]
-    cursor.execute(
+    ids = arrays.integers(batch.id for batch in batches)
+    prepared.execute(
+        cursor,
         """
         UPDATE fulfillment_batch b
         SET open_mask = u.open_mask, sent_mask = u.sent_mask, state = u.state,
             replica = u.replica, fence = b.fence + 1,
             lease_until = CASE WHEN u.state = 1
-                               THEN clock_timestamp() + make_interval(secs => %s) END
+                               THEN clock_timestamp() + make_interval(secs => %s::float8) END
         FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::text[])
              AS u(id, open_mask, sent_mask, state, replica)
         WHERE b.id = u.id
@@ -636,10 +648,10 @@ def _write(
         [
             leases.PICK_UP.total_seconds(),
             ids,
-            [batch.open_mask & ~batch.done for batch in batches],
-            [batch.sent if batch.replica else 0 for batch in batches],
-            [_state(batch) for batch in batches],
-            [batch.replica for batch in batches],
+            arrays.integers(batch.open_mask & ~batch.done for batch in batches),
+            arrays.integers(batch.sent if batch.replica else 0 for batch in batches),
+            arrays.integers(_state(batch) for batch in batches),
+            arrays.texts(batch.replica for batch in batches),
         ],
     )
     sent = {
@@ -652,9 +664,12 @@ def _write(
     unused = [fingerprint for fingerprint in ours if fingerprint not in sent]
     if unused:
         cursor.execute(
-            "DELETE FROM fulfillment_flight WHERE fingerprint = ANY(%s::uuid[])", [unused]
+            "DELETE FROM fulfillment_flight WHERE fingerprint = ANY(%s::uuid[])",
+            [arrays.uuids(unused)],
         )
-    cursor.execute("DELETE FROM fulfillment_batchwait WHERE batch_id = ANY(%s)", [ids])
+    prepared.execute(
+        cursor, "DELETE FROM fulfillment_batchwait WHERE batch_id = ANY(%s::bigint[])", [ids]
+    )
     waits = [(batch.id, fingerprint) for batch in batches for fingerprint in batch.waits]
     if waits:
         cursor.execute(

@@ -9,12 +9,12 @@ nothing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connection, transaction
 
-from fulfillment import outcomes
+from fulfillment import arrays, outcomes, prepared
 from fulfillment.outcomes import NewRating, Outcome
 from fulfillment.policy.lifecycle import DISPATCHED, BatchState, RequestState, Source
 
@@ -58,35 +58,45 @@ def take_over(
 ) -> list[Taken]:
     """Take over batches by (id, fence); those whose lease is another's by now are left out.
 
-    Repeating it for the same boot and task returns the same, so a redelivered message is harmless.
+    So are those of workflows that may not start a try any more. Repeating it for the same boot and
+    task returns the same, so a redelivered message is harmless.
     """
+    # `state + 0`, here and in `_release`: with `state` the planner takes the small partial index of
+    # leased batches, which holds the dead entries of the last seconds, instead of the primary key.
     with connection.cursor() as cursor:
-        cursor.execute(
+        prepared.execute(
+            cursor,
             """
+            WITH ours AS (
+                SELECT b.id
+                FROM fulfillment_batch b
+                JOIN unnest(%s::bigint[], %s::bigint[]) AS m(id, fence)
+                  ON b.id = m.id AND b.fence = m.fence
+                WHERE b.state + 0 = %s::int AND b.open_mask <> 0
+                  AND (b.boot_id IS NULL OR b.boot_id = %s::uuid AND b.task_id = %s::uuid)
+                ORDER BY b.id FOR UPDATE OF b  -- as sweeps and finishes lock them
+            )
             UPDATE fulfillment_batch b
-            SET boot_id = %s, task_id = %s, started_at = clock_timestamp(),
-                lease_until = clock_timestamp() + %s
-            FROM unnest(%s::bigint[], %s::bigint[]) AS m(id, fence),
-                 fulfillment_workflow w, fulfillment_rater r, fulfillment_batchpayload p
-            WHERE b.id = m.id AND b.fence = m.fence AND b.state = %s AND b.open_mask <> 0
-              AND (b.boot_id IS NULL OR b.boot_id = %s AND b.task_id = %s)
-              AND w.id = b.workflow_id AND w.state = ANY(%s) AND r.id = w.rater_id
-              AND p.batch_id = b.id
+            SET boot_id = %s::uuid, task_id = %s::uuid, started_at = clock_timestamp(),
+                lease_until = clock_timestamp() + make_interval(secs => %s::float8)
+            FROM ours, fulfillment_workflow w, fulfillment_rater r, fulfillment_batchpayload p
+            WHERE b.id = ours.id AND w.id = b.workflow_id AND w.state = ANY(%s::int[])
+              AND w.deadline_at > clock_timestamp() AND r.id = w.rater_id AND p.batch_id = b.id
             RETURNING b.id, b.fence, b.replica, b.workflow_id, w.rater_version_id, w.rater_id,
                       b.positions, b.item_of, b.fingerprints::text[], b.sent_mask, b.attempts,
                       b.lost, w.priority, w.best_effort, w.deadline_at, r.max_attempts,
                       w.no_store, p.data, b.started_at
             """,
             [
-                boot_id,
-                task_id,
-                call_limit + MARGIN,
-                [batch_id for batch_id, _ in leases],
-                [fence for _, fence in leases],
+                arrays.integers(batch_id for batch_id, _ in leases),
+                arrays.integers(fence for _, fence in leases),
                 BatchState.LEASED,
                 boot_id,
                 task_id,
-                [state.value for state in DISPATCHED],
+                boot_id,
+                task_id,
+                (call_limit + MARGIN).total_seconds(),
+                arrays.integers(DISPATCHED),
             ],
         )
         rows = cursor.fetchall()
@@ -109,13 +119,13 @@ def extend(batch_id: int, fence: int, *, call_limit: timedelta, probing: int | N
         cursor.execute(
             """
             UPDATE fulfillment_batch b
-            SET lease_until = clock_timestamp() + %s, probing = %s
+            SET lease_until = clock_timestamp() + make_interval(secs => %s), probing = %s
             FROM fulfillment_workflow w
             WHERE b.id = %s AND b.fence = %s AND b.state = %s AND w.id = b.workflow_id
               AND w.state = ANY(%s)
             """,
             [
-                call_limit + MARGIN,
+                (call_limit + MARGIN).total_seconds(),
                 probing,
                 batch_id,
                 fence,
@@ -126,8 +136,7 @@ def extend(batch_id: int, fence: int, *, call_limit: timedelta, probing: int | N
         return bool(cursor.rowcount)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
+class Scored(NamedTuple):
     """A valid score of an item. `age_s` is the time since the model answered."""
 
     score: float
@@ -162,11 +171,9 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
     meanwhile (the workflow ended) enters the archive only. Saying it twice writes nothing.
     """
     with transaction.atomic(), connection.cursor() as cursor:
-        current = _release(cursor, finishes)
-        if not current:
+        current, now = _release(cursor, finishes)
+        if now is None:
             return []
-        cursor.execute("SELECT clock_timestamp()")
-        (now,) = cursor.fetchone()
         live = [(f, current[f.taken.batch_id]) for f in finishes if f.taken.batch_id in current]
         rating_ids = outcomes.add_ratings(
             cursor, [rating for f, _ in live for rating in _ratings(f, now)]
@@ -185,14 +192,22 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             {f.taken.fingerprints[i]: f.failed[i] for f, _ in live for i in f.for_good},
             failed_at=now,
         )
-        cursor.execute("DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s)", [list(current)])
+        prepared.execute(
+            cursor,
+            "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s::bigint[])",
+            [arrays.integers(current)],
+        )
         return _without_open_items(cursor, list(progress))
 
 
-def _release(cursor: Any, finishes: Sequence[Finish]) -> dict[int, int]:
-    """Clear the open bits and end the leases; return the bits cleared, by batch still current."""
+def _release(cursor: Any, finishes: Sequence[Finish]) -> tuple[dict[int, int], datetime | None]:
+    """Clear the open bits and end the leases; return the bits cleared, by batch still current.
+
+    And the database's time, None if no batch is.
+    """
     done = [sum(1 << item for item in {*f.scored, *f.failed, *f.timed_out}) for f in finishes]
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         WITH f AS (
             SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::timestamptz[],
@@ -200,7 +215,7 @@ def _release(cursor: Any, finishes: Sequence[Finish]) -> dict[int, int]:
         ), held AS (
             SELECT b.id, b.open_mask, f.done, f.not_before, f.cost
             FROM fulfillment_batch b JOIN f ON f.id = b.id AND f.fence = b.fence
-            WHERE b.state = 1
+            WHERE b.state + 0 = 1
             ORDER BY b.id FOR UPDATE OF b
         )
         UPDATE fulfillment_batch b
@@ -208,21 +223,22 @@ def _release(cursor: Any, finishes: Sequence[Finish]) -> dict[int, int]:
             boot_id = NULL, task_id = NULL, started_at = NULL, lease_until = NULL,
             attempts = b.attempts + h.cost, fence = b.fence + 1, not_before = h.not_before,
             state = CASE WHEN h.open_mask & ~h.done = 0 THEN 4
-                         WHEN h.not_before IS NOT NULL AND b.sent_mask & h.open_mask & ~h.done <> 0
-                         THEN 3
-                         ELSE 2 END
+                         WHEN b.sent_mask & h.open_mask & ~h.done = 0 THEN 2
+                         WHEN h.not_before IS NOT NULL THEN 3
+                         ELSE 0 END
         FROM held h WHERE b.id = h.id
-        RETURNING b.id, h.open_mask & h.done
+        RETURNING b.id, h.open_mask & h.done, clock_timestamp()
         """,
         [
-            [f.taken.batch_id for f in finishes],
-            [f.taken.fence for f in finishes],
-            done,
-            [f.not_before for f in finishes],
-            [int(f.cost_attempt) for f in finishes],
+            arrays.integers(f.taken.batch_id for f in finishes),
+            arrays.integers(f.taken.fence for f in finishes),
+            arrays.integers(done),
+            arrays.instants(f.not_before for f in finishes),
+            arrays.integers(f.cost_attempt for f in finishes),
         ],
     )
-    return dict(cursor.fetchall())
+    rows = cursor.fetchall()
+    return {batch_id: cleared for batch_id, cleared, _ in rows}, rows[0][2] if rows else None
 
 
 def _ratings(f: Finish, now: datetime) -> list[NewRating]:
@@ -282,13 +298,14 @@ def _outcomes(
 
 
 def _without_open_items(cursor: Any, workflow_ids: Sequence[int]) -> list[int]:
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         SELECT w FROM unnest(%s::bigint[]) w
         WHERE NOT EXISTS (SELECT FROM fulfillment_batch b
                           WHERE b.workflow_id = w AND b.state <> 4 AND b.open_mask <> 0)
         """,
-        [list(workflow_ids)],
+        [arrays.integers(workflow_ids)],
     )
     return [row[0] for row in cursor.fetchall()]
 
@@ -356,29 +373,34 @@ def _culprit(row: Sequence[Any]) -> Outcome:
     )
 
 
-def wake(*, now: datetime) -> int:
+def wake(*, now: datetime, sweep: bool = True) -> int:
     """Make READY what may go on: retries that are due, and waiters one of whose flights is gone.
 
-    Only the dispatcher wakes. A LEASED batch is never touched.
+    Only the dispatcher wakes. A LEASED batch is never touched. `sweep` also removes flights that
+    are no current lease's: whoever ends a lease removes its flights, so that there are none.
     """
     with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            DELETE FROM fulfillment_flight f WHERE NOT EXISTS (
-                SELECT FROM fulfillment_batch b
-                WHERE b.id = f.batch_id AND b.fence = f.fence AND b.state = 1)
-            """
-        )
-        cursor.execute(
+        if sweep:
+            cursor.execute(
+                """
+                DELETE FROM fulfillment_flight f WHERE NOT EXISTS (
+                    SELECT FROM fulfillment_batch b
+                    WHERE b.id = f.batch_id AND b.fence = f.fence AND b.state = 1)
+                """
+            )
+        prepared.execute(
+            cursor,
             """
             UPDATE fulfillment_batch SET state = 0, not_before = NULL
-            WHERE id IN (SELECT id FROM fulfillment_batch WHERE state = 3 AND not_before <= %s
+            WHERE id IN (SELECT id FROM fulfillment_batch
+                         WHERE state = 3 AND not_before <= %s::timestamptz
                          ORDER BY not_before LIMIT 1000 FOR UPDATE SKIP LOCKED)
             """,
             [now],
         )
         woken: int = cursor.rowcount
-        cursor.execute(
+        prepared.execute(
+            cursor,
             """
             UPDATE fulfillment_batch SET state = 0
             WHERE id IN (
@@ -390,6 +412,6 @@ def wake(*, now: datetime) -> int:
                                    SELECT FROM fulfillment_flight f
                                    WHERE f.fingerprint = w.fingerprint)))
                 FOR UPDATE SKIP LOCKED)
-            """
+            """,
         )
-        return woken + cursor.rowcount
+        return woken + int(cursor.rowcount)

@@ -41,6 +41,7 @@ class Replica(Protocol):
     @property
     def label(self) -> str:
         """The operator's name for it: what raters were pinned to before the server had reported."""
+
     @property
     def window(self) -> int:
         """Batches it may hold (computing and queued)."""

@@ -6,19 +6,21 @@ of exactly the items it passes here: that makes every terminal state written onc
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.backends.utils import CursorWrapper
 
+from fulfillment import arrays, prepared
 from fulfillment.models import PROGRESS_FIELDS, request_key
 from fulfillment.policy.lifecycle import RequestState, Source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How one item ended; `positions` are its rows, the first of which it was computed for."""
+class Outcome(NamedTuple):
+    """How one item ended; `positions` are its rows, the first of which it was computed for.
+
+    A tuple, as a frozen dataclass takes three times as long to make: there is one for every item.
+    """
 
     workflow_id: int
     positions: Sequence[int]
@@ -35,8 +37,7 @@ class Outcome:
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewRating:
+class NewRating(NamedTuple):
     """A rating for the archive."""
 
     fingerprint: str
@@ -62,7 +63,8 @@ def add_ratings(cursor: CursorWrapper, ratings: Sequence[NewRating]) -> dict[str
     """Append ratings to the archive; return their ids by fingerprint."""
     if not ratings:
         return {}
-    cursor.execute(
+    prepared.execute(
+        cursor,
         """
         INSERT INTO fulfillment_rating (fingerprint, rater_version_id, workflow_id, score, label,
                                         output, url_digest, produced_at, reusable)
@@ -71,15 +73,15 @@ def add_ratings(cursor: CursorWrapper, ratings: Sequence[NewRating]) -> dict[str
         RETURNING replace(fingerprint::text, '-', ''), id
         """,
         [
-            [r.fingerprint for r in ratings],
-            [r.rater_version_id for r in ratings],
-            [r.workflow_id for r in ratings],
-            [r.score for r in ratings],
-            [r.label for r in ratings],
-            [r.output for r in ratings],
-            [r.url_digest for r in ratings],
-            [r.produced_at for r in ratings],
-            [r.reusable for r in ratings],
+            arrays.uuids(r.fingerprint for r in ratings),
+            arrays.integers(r.rater_version_id for r in ratings),
+            arrays.integers(r.workflow_id for r in ratings),
+            arrays.floats(r.score for r in ratings),
+            arrays.texts(r.label for r in ratings),
+            arrays.texts(r.output for r in ratings),
+            arrays.uuids(r.url_digest for r in ratings),
+            arrays.instants(r.produced_at for r in ratings),
+            arrays.booleans(r.reusable for r in ratings),
         ],
     )
     return dict(cursor.fetchall())
@@ -97,7 +99,8 @@ def end_requests(cursor: CursorWrapper, outcomes: Iterable[Outcome]) -> dict[int
             rows.append((request_key(outcome.workflow_id, position), source, outcome))
             _count(progress[outcome.workflow_id], outcome, source)
     if rows:
-        cursor.execute(
+        prepared.execute(
+            cursor,
             """
             UPDATE fulfillment_ratingrequest r
             SET state = u.state, source = u.source, score = u.score, label = u.label,
@@ -113,17 +116,17 @@ def end_requests(cursor: CursorWrapper, outcomes: Iterable[Outcome]) -> dict[int
             WHERE r.id = u.id
             """,
             [
-                [key for key, _, _ in rows],
-                [o.state for _, _, o in rows],
-                [source for _, source, _ in rows],
-                [o.score for _, _, o in rows],
-                [o.label for _, _, o in rows],
-                [o.output for _, _, o in rows],
-                [o.rating_id for _, _, o in rows],
-                [o.rated_at for _, _, o in rows],
-                [o.error for _, _, o in rows],
-                [min(o.attempts, 32_767) for _, _, o in rows],
-                [",".join(o.warnings) for _, _, o in rows],
+                arrays.integers(key for key, _, _ in rows),
+                arrays.integers(o.state for _, _, o in rows),
+                arrays.integers(source for _, source, _ in rows),
+                arrays.floats(o.score for _, _, o in rows),
+                arrays.texts(o.label for _, _, o in rows),
+                arrays.texts(o.output for _, _, o in rows),
+                arrays.integers(o.rating_id for _, _, o in rows),
+                arrays.instants(o.rated_at for _, _, o in rows),
+                arrays.texts(o.error for _, _, o in rows),
+                arrays.integers(min(o.attempts, 32_767) for _, _, o in rows),
+                arrays.texts(",".join(o.warnings) for _, _, o in rows),
             ],
         )
     return progress
@@ -153,19 +156,23 @@ def add_progress(cursor: CursorWrapper, progress: Mapping[int, Mapping[str, Any]
     """Insert one delta row a workflow; the completion checker folds them."""
     if not progress:
         return
-    columns = ", ".join(PROGRESS_FIELDS)
-    arrays = ", ".join(
-        "%s::float8[]" if name in {"score_sum", "accelerator_seconds"} else "%s::bigint[]"
-        for name in PROGRESS_FIELDS
-    )
-    cursor.execute(
-        f"INSERT INTO fulfillment_statsdelta (workflow_id, {columns})"
-        f" SELECT * FROM unnest(%s::bigint[], {arrays})",
+    prepared.execute(
+        cursor,
+        _ADD_PROGRESS,
         [
-            list(progress),
-            *([added.get(name, 0) for added in progress.values()] for name in PROGRESS_FIELDS),
+            arrays.integers(progress),
+            *(
+                arrays.floats([added.get(name, 0) for added in progress.values()])
+                for name in PROGRESS_FIELDS
+            ),
         ],
     )
+
+
+_ADD_PROGRESS = (
+    f"INSERT INTO fulfillment_statsdelta (workflow_id, {', '.join(PROGRESS_FIELDS)})"
+    f" SELECT * FROM unnest(%s::bigint[], {', '.join(['%s::float8[]'] * len(PROGRESS_FIELDS))})"
+)
 
 
 def remember_failures(

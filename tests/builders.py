@@ -8,12 +8,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import orjson
-from django.conf import settings
 from django.test import Client
 from pytest_django import Settings
 
@@ -253,8 +251,6 @@ class Api:
     """A caller of the REST API with a token of its own."""
 
     def __init__(self, user: str = "alice", role: str = Role.SUBMITTER) -> None:
-        if settings.STATIC_ROOT:  # whitenoise warns when it is missing
-            Path(settings.STATIC_ROOT).mkdir(exist_ok=True)
         self.client = Client(raise_request_exception=False)
         self.headers = {"Authorization": f"Bearer {token(user, role)}"}
 

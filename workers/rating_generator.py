@@ -14,7 +14,9 @@ lease ends and the batch goes again.
 
 import asyncio
 import logging
+import math
 import random
+import re
 import threading
 import time
 from collections import defaultdict
@@ -36,7 +38,7 @@ from fulfillment.models import RaterVersion
 from fulfillment.policy.batching import halves, indices_of
 from fulfillment.policy.priority import priority_class
 from fulfillment.policy.traffic import decide_retry
-from workers.autoraters import Autorater, AutoraterError, RaterSpec, Unusable, load
+from workers.autoraters import Autorater, AutoraterError, Rated, RaterSpec, Unusable, load
 from workers.model_client import CallOutcome, CallResult, Endpoint, ModelClient
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,8 @@ KEPT = timedelta(seconds=30)
 """When the items of a rater that was paused may be looked at again."""
 SOON = timedelta(seconds=1)
 _DATABASE_PAUSE_S = 0.5
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""An escaped NUL in JSON text, behind an even number of backslashes."""
 DATABASE_AWAY_S = 60.0
 """How long a step is repeated while the database is away; then the lease brings the work back."""
 
@@ -104,8 +108,11 @@ class _Work:
     seconds: float = 0.0
     succeeded: int = 0
     overloaded: int = 0
-    lost: bool = False
-    """The lease is another's: nothing may be written."""
+    away: int = 0
+    """Calls that found nobody, or a server that is warming up."""
+    stopped: bool = False
+    """The lease could not be extended: no further call. What is there is written if the fence still
+    holds, which it does where only the workflow was paused or ended."""
 
 
 class RatingGenerator:
@@ -128,7 +135,10 @@ class RatingGenerator:
         self._specs: dict[int, RaterSpec] = {}
         self._endpoints: dict[str, tuple[float, EndpointData | None]] = {}
         self._database = ThreadPoolExecutor(2, thread_name_prefix="leases")
-        threading.Thread(target=self._loop.run_forever, name="model-calls", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="model-calls", daemon=True
+        )
+        self._thread.start()
 
     def rate(self, batches: Sequence[tuple[int, int, str]], *, task_id: UUID) -> None:
         """Work on the batches of a message until each is written or lost."""
@@ -145,11 +155,8 @@ class RatingGenerator:
         try:
             self._rate(taken, endpoints)
         except BaseException:
-            # Nobody works on them any more: give back at once what is still ours.
-            _surely(
-                lambda: leases.finish([Finish(taken=t, cost_attempt=False) for t in taken]),
-                for_s=leases.MARGIN.total_seconds(),
-            )
+            # Nobody works on them any more: give back what is still ours, for a little later.
+            _surely(lambda: _give_back(taken), for_s=leases.MARGIN.total_seconds())
             raise
 
     def _rate(self, taken: Sequence[Taken], endpoints: Mapping[str, EndpointData | None]) -> None:
@@ -174,7 +181,7 @@ class RatingGenerator:
                     more, running = wait_for(running, timeout=LINGER_S)
                     done |= more
                 finished += (future.result() for future in done)
-            self._write([work for work in finished if not work.lost])
+            self._write(finished)
             finished = []
 
     def _spec(self, version_id: int) -> RaterSpec:
@@ -199,7 +206,7 @@ class RatingGenerator:
         items = indices_of(batch.sent)
         try:
             rows = documents.unpack(batch.payload)
-            plugin = load(work.spec.autorater)
+            plugin = _plugin(work.spec)
             asker = _Asker(generator=self, work=work, endpoint=endpoint, plugin=plugin, rows=rows)
             if batch.lost >= leases.LOST_BEFORE_SINGLES:
                 await asker.ask_singly(items)
@@ -217,6 +224,15 @@ class RatingGenerator:
                 _Trouble(code="internal_error", detail=repr(error)),
             )
         return work
+
+    def close(self) -> None:
+        """End the loop and its threads; what is still being worked on is left to its lease."""
+        if self._client is not None:
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._database.shutdown()
 
     async def extend(self, batch: Taken, probing: int | None, *, limit: timedelta) -> bool:
         """Extend the lease before a further call, off the event loop."""
@@ -237,6 +253,25 @@ class RatingGenerator:
         return self._client
 
     def _write(self, works: Sequence[_Work]) -> None:
+        """Write works together; one that cannot be written does not hold up the others."""
+        try:
+            self._write_together(works)
+        except (OperationalError, InterfaceError):
+            raise  # the database is away for longer than a lease lasts
+        except Exception:
+            if len(works) > 1:
+                for work in works:
+                    self._write([work])
+            elif works and works[0].scored:
+                (work,) = works
+                logger.exception("ratings refused", extra={"batch": work.taken.batch_id})
+                work.troubles |= dict.fromkeys(work.scored, _Trouble(code="internal_error"))
+                work.scored = {}
+                self._write([work])
+            else:
+                raise
+
+    def _write_together(self, works: Sequence[_Work]) -> None:
         if not works:
             return
         for work in works:
@@ -263,8 +298,11 @@ class RatingGenerator:
                 costs_attempt=False,
                 pauses=True,
             )
-            work.troubles |= dict.fromkeys(work.scored, trouble)
+            # What it answered without a score is no verdict either.
+            work.troubles |= dict.fromkeys(work.answered_at, trouble)
             work.scored = {}
+            work.failed = {i: c for i, c in work.failed.items() if i not in work.answered_at}
+            work.for_good -= work.answered_at.keys()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -281,13 +319,11 @@ class _Asker:
     async def ask_singly(self, items: Sequence[int]) -> None:
         """One call an item, named in the row before it."""
         for item in items:
-            if not await self._may_call(item):
-                return
-            await self.ask([item])
+            await self.ask([item], probing=item)
 
-    async def ask(self, items: Sequence[int]) -> None:
+    async def ask(self, items: Sequence[int], *, probing: int | None = None) -> None:
         """Rate items by one call, and by more where that one tells to split."""
-        if self.asked and not await self._may_call(None):
+        if (self.asked or probing is not None) and not await self._may_call(probing):
             return
         self.asked = True
         result = await self._call(items)
@@ -299,7 +335,8 @@ class _Asker:
         match result.outcome:
             case CallOutcome.SUCCESS:
                 work.succeeded += 1
-                self._parse(items, result)
+                if not self._parse(items, result):
+                    await self._split(items, "plugin_error")
             case CallOutcome.PERMANENT | CallOutcome.SPLIT:
                 work.succeeded += 1  # it was served: the server is not overloaded
                 await self._split(items, result.code)
@@ -314,11 +351,11 @@ class _Asker:
                 self._postpone(items, result)
 
     async def _may_call(self, probing: int | None) -> bool:
-        if self.work.lost:
+        if self.work.stopped:
             return False
         if not await self.generator.extend(self.work.taken, probing, limit=_limit([self.endpoint])):
-            self.work.lost = True
-        return not self.work.lost
+            self.work.stopped = True
+        return not self.work.stopped
 
     async def _call(self, items: Sequence[int]) -> CallResult | None:
         """Return what the call came to, None if the plug-in could not prepare it."""
@@ -327,8 +364,7 @@ class _Asker:
         except Exception:  # a plug-in is somebody else's code: one bad item must stay alone
             logger.exception("plug-in failed", extra={"autorater": self.work.spec.autorater})
             return None
-        self.work.calls += 1
-        return await self.generator.client.infer(
+        result = await self.generator.client.infer(
             Endpoint(
                 url=self.endpoint.url,
                 model_name=self.endpoint.model_name,
@@ -339,9 +375,14 @@ class _Asker:
             call,
             rows=len(items),
             expected_version=self.endpoint.version,
-            priority=self.work.taken.priority,
+            priority=0 if self.work.taken.best_effort else self.work.taken.priority,
             timeout_s=min(self.endpoint.timeout_s, CALL_LIMIT.total_seconds()),
         )
+        # Nobody computed anything where nobody was, or where one only warms up.
+        away = result.outcome is CallOutcome.WARMING
+        self.work.away += away
+        self.work.calls += not away
+        return result
 
     async def _split(self, items: Sequence[int], code: str) -> None:
         if len(items) == 1:
@@ -354,27 +395,31 @@ class _Asker:
         for half in halves(items):
             await self.ask(half)
 
-    def _parse(self, items: Sequence[int], result: CallResult) -> None:
+    def _parse(self, items: Sequence[int], result: CallResult) -> bool:
+        """Take the outcomes of a call's items, all or none; False if the plug-in has none."""
         assert result.answer is not None
         work = self.work
         if not self.endpoint.version:
             work.reported = result.answer.model_version
         rows = [self.rows[i] for i in items]
-        parsed = self.plugin.parse([row[0] for row in rows], result.answer, work.spec)
         answered_at = time.monotonic()
-        for item, row, outcome in zip(items, rows, parsed, strict=True):
+        try:
+            parsed = self.plugin.parse([row[0] for row in rows], result.answer, work.spec)
+            outcomes = [
+                outcome if isinstance(outcome, Unusable) else _scored(outcome, url_digest=row[1])
+                for row, outcome in zip(rows, parsed, strict=True)
+            ]
+        except Exception:  # as in _call
+            logger.exception("plug-in failed", extra={"autorater": work.spec.autorater})
+            return False
+        for item, outcome in zip(items, outcomes, strict=True):
+            work.answered_at[item] = answered_at
             if isinstance(outcome, Unusable):
                 work.failed[item] = outcome.code
                 work.for_good.add(item)
-                continue
-            work.scored[item] = Scored(
-                score=outcome.score,
-                label=outcome.label or None,
-                output=None if outcome.output is None else orjson.dumps(outcome.output).decode(),
-                warnings=outcome.warnings,
-                url_digest=row[1],
-            )
-            work.answered_at[item] = answered_at
+            else:
+                work.scored[item] = outcome
+        return True
 
     def _postpone(self, items: Iterable[int], result: CallResult) -> None:
         free = {CallOutcome.WARMING, CallOutcome.WRONG_VERSION, CallOutcome.PAUSE}
@@ -386,6 +431,46 @@ class _Asker:
             pauses=result.outcome is CallOutcome.PAUSE,
         )
         self.work.troubles |= dict.fromkeys(items, trouble)
+
+
+def _pause(rater_id: str, trouble: _Trouble, now: datetime) -> None:
+    raters.pause(rater_id=rater_id, code=trouble.code, detail=trouble.detail, now=now)
+
+
+def _give_back(taken: Sequence[Taken]) -> None:
+    not_before = database_now() + SOON
+    leases.finish([Finish(taken=t, cost_attempt=False, not_before=not_before) for t in taken])
+
+
+def _plugin(spec: RaterSpec) -> Autorater:
+    """Return the plug-in in the version that the workflow was made with.
+
+    The dispatcher sends what some executor has; during an upgrade that may be another one.
+    """
+    plugin = load(spec.autorater)
+    if plugin.version != spec.plugin_version:
+        raise AutoraterError(
+            f"{spec.autorater} is installed in version {plugin.version}, not {spec.plugin_version}"
+        )
+    return plugin
+
+
+def _scored(rated: Rated, *, url_digest: str | None) -> Scored | Unusable:
+    """Turn what a plug-in says into what is stored; raise ValueError for text that cannot be."""
+    if not math.isfinite(rated.score):
+        return Unusable(code="not_finite", detail=f"the plug-in answered {rated.score}")
+    output = None if rated.output is None else orjson.dumps(rated.output).decode()
+    text = "".join((rated.label, *rated.warnings))
+    text.encode()  # no lone surrogates either
+    if "\0" in text or _NUL.search(output or ""):
+        raise ValueError("PostgreSQL keeps no NUL")
+    return Scored(
+        score=rated.score,
+        label=rated.label or None,
+        output=output,
+        warnings=rated.warnings,
+        url_digest=url_digest,
+    )
 
 
 def _limit(endpoints: Iterable[EndpointData | None]) -> timedelta:
@@ -401,14 +486,7 @@ def _finish(work: _Work) -> Finish:
     finish = Finish(
         taken=taken,
         scored={
-            item: Scored(
-                score=scored.score,
-                label=scored.label,
-                output=scored.output,
-                warnings=scored.warnings,
-                url_digest=scored.url_digest,
-                age_s=monotonic - work.answered_at[item],
-            )
+            item: scored._replace(age_s=monotonic - work.answered_at[item])
             for item, scored in work.scored.items()
         },
         failed=work.failed,
@@ -424,7 +502,7 @@ def _finish(work: _Work) -> Finish:
     now = _surely(database_now)
     finish.cost_attempt = worst.costs_attempt and not worst.pauses
     if worst.pauses:
-        _surely(lambda: raters.pause(taken.rater_id, code=worst.code, detail=worst.detail, now=now))
+        _surely(lambda: _pause(taken.rater_id, worst, now))
         finish.not_before = now + KEPT
         return finish
     decision = decide_retry(
@@ -448,14 +526,21 @@ def _finish(work: _Work) -> Finish:
 
 def _ring(works: Sequence[_Work]) -> None:
     """Wake the dispatcher and tell it what the calls met."""
-    met: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    met: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for work in works:
         cls = priority_class(work.taken.priority, best_effort=work.taken.best_effort)
         counts = met[work.taken.replica, int(cls)]
         counts[0] += work.succeeded
         counts[1] += work.overloaded
-    for (replica, cls_number), (succeeded, overloaded) in met.items():
-        bell.ring(replica=replica, cls=cls_number, succeeded=succeeded, overloaded=overloaded)
+        counts[2] += work.away
+    for (replica, cls_number), (succeeded, overloaded, away) in met.items():
+        bell.ring(
+            replica=replica,
+            cls=cls_number,
+            succeeded=succeeded,
+            overloaded=overloaded,
+            away=away,
+        )
 
 
 def _surely(step: Callable[[], T], *, for_s: float = DATABASE_AWAY_S) -> T:

@@ -20,6 +20,7 @@ from celery.signals import worker_ready, worker_shutting_down
 from django.db import DatabaseError, InterfaceError, connection
 from kombu.exceptions import OperationalError as BrokerError
 
+from fulfillment import prepared
 from fulfillment.clock import database_now
 from fulfillment.models import ExecutorBoot
 from models_admin.directory import directory
@@ -72,10 +73,13 @@ def start_heartbeat(sender: Any, **_: Any) -> None:
     """Say that this boot lives and how much it can hold, if it takes ratings at all."""
     if QUEUE not in sender.app.amqp.queues.consume_from:
         return
+    prepared.allow_everywhere()
     _generator()
-    threading.Thread(
-        target=_beat, args=(sender.controller.concurrency * BATCHES_A_SLOT,), daemon=True
-    ).start()
+    heartbeat = _Heartbeat(slots=sender.controller.concurrency * BATCHES_A_SLOT)
+    # Before the first message is looked at: a boot that nobody knows is taken for dead.
+    heartbeat.beat()
+    connection.close()
+    threading.Thread(target=heartbeat.go_on, daemon=True).start()
 
 
 @worker_shutting_down.connect
@@ -84,29 +88,38 @@ def leave(**_: Any) -> None:
     _leaving.set()
 
 
-def _beat(slots: int) -> None:
-    plugins = {name: plugin.version for name, plugin in available().items()}
-    started_at: datetime | None = None
-    pause = threading.Event()
-    while True:
+class _Heartbeat:
+    """The row of this boot."""
+
+    def __init__(self, *, slots: int) -> None:
+        self._slots = slots
+        self._plugins = {name: plugin.version for name, plugin in available().items()}
+        self._started_at: datetime | None = None
+
+    def go_on(self) -> None:
+        pause = threading.Event()
+        while True:
+            if _leaving.is_set():
+                pause.wait(HEARTBEAT_S)
+            else:
+                _leaving.wait(HEARTBEAT_S)
+            self.beat()
+
+    def beat(self) -> None:
         try:
             now = database_now()
-            started_at = started_at or now
+            self._started_at = self._started_at or now
             ExecutorBoot.objects.update_or_create(
                 boot_id=BOOT_ID,
                 defaults={
                     "host": socket.gethostname()[:255],
                     "pid": os.getpid(),
-                    "slots": 0 if _leaving.is_set() else slots,
-                    "plugins": plugins,
-                    "started_at": started_at,
+                    "slots": 0 if _leaving.is_set() else self._slots,
+                    "plugins": self._plugins,
+                    "started_at": self._started_at,
                     "heartbeat_at": now,
                 },
             )
         except (DatabaseError, InterfaceError) as error:
             logger.warning("no heartbeat: %s", error)
             connection.close()
-        if _leaving.is_set():
-            pause.wait(HEARTBEAT_S)
-        else:
-            _leaving.wait(HEARTBEAT_S)
