@@ -47,9 +47,7 @@ _STAND_INS = tuple(
 )
 """Spellings of U+FDD0, which is no character."""
 # Possessive, an open string to the end: a hostile body must not make it go back and try again.
-_NOT_FINITE = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(-?(?:NaN|Infinity))', re.DOTALL
-)
+_NOT_FINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(-?(?:NaN|Infinity))', re.DOTALL)
 
 
 def content_type(request: HttpRequest, *, taken: Iterable[str]) -> str:

@@ -320,6 +320,7 @@ def pass_deadline(workflow_id: int, *, now: datetime) -> int:
                     accepted_at=workflow.created_at,
                     bypass=workflow.bypass,
                 ),
+                now=now,
             )
             swept += _end_items(
                 cursor,

@@ -23,8 +23,7 @@ import orjson
 from django.db import OperationalError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 
-from fulfillment import archive, arrays, leases, outcomes, prepared
-from fulfillment.completion import copied
+from fulfillment import archive, arrays, completion, leases, outcomes, prepared
 from fulfillment.model_directory import ModelDirectory, Replica
 from fulfillment.outcomes import Outcome
 from fulfillment.policy import ordering, traffic
@@ -419,7 +418,11 @@ def _claim(
         ended = _second_look(cursor, batches, facts, ours, now)
         _name_replicas(batches, facts, room, version.version_id)
         _write(cursor, batches, ours, facts, now)
-        outcomes.add_progress(cursor, outcomes.end_requests(cursor, ended))
+        progress = outcomes.end_requests(cursor, ended)
+        outcomes.add_progress(cursor, progress)
+        emptied = outcomes.without_open_items(cursor, progress) if progress else []
+    for workflow_id in emptied:  # no executor will ring for what the archive has ended
+        completion.check(workflow_id)
     claims: dict[tuple[int, PriorityClass], list[tuple[int, int, str]]] = defaultdict(list)
     for batch in batches:
         if batch.replica:
@@ -561,6 +564,7 @@ def _second_look(
         cursor,
         fingerprints,
         produced_after=min((f.produced_after for f in facts.values()), default=now),
+        now=now,
     )
     failures = _failures(cursor, fingerprints)
     ended: list[Outcome] = []
@@ -573,7 +577,7 @@ def _second_look(
             code, failed_at = failures.get(fingerprint, ("", fact.accepted_at))
             if entry is not None and entry.produced_at > fact.produced_after:
                 ended.append(
-                    copied(
+                    completion.copied(
                         batch.workflow_id, fact.accepted_at, items[item], entry,
                         attempts=batch.attempts,
                     )

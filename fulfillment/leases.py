@@ -197,7 +197,7 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s::bigint[])",
             [arrays.integers(current)],
         )
-        return _without_open_items(cursor, list(progress))
+        return outcomes.without_open_items(cursor, list(progress))
 
 
 def _release(cursor: Any, finishes: Sequence[Finish]) -> tuple[dict[int, int], datetime | None]:
@@ -295,19 +295,6 @@ def _outcomes(
             if cleared >> item & 1
         )
     return ended
-
-
-def _without_open_items(cursor: Any, workflow_ids: Sequence[int]) -> list[int]:
-    prepared.execute(
-        cursor,
-        """
-        SELECT w FROM unnest(%s::bigint[]) w
-        WHERE NOT EXISTS (SELECT FROM fulfillment_batch b
-                          WHERE b.workflow_id = w AND b.state <> 4 AND b.open_mask <> 0)
-        """,
-        [arrays.integers(workflow_ids)],
-    )
-    return [row[0] for row in cursor.fetchall()]
 
 
 def expire(*, now: datetime, trust_heartbeats: bool) -> int:

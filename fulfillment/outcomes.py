@@ -191,3 +191,17 @@ def remember_failures(
         """,
         [failed_at, ordered, [failures[f] for f in ordered]],
     )
+
+
+def without_open_items(cursor: CursorWrapper, workflow_ids: Iterable[int]) -> list[int]:
+    """Return those of the workflows that have no open item left: they may be complete."""
+    prepared.execute(
+        cursor,
+        """
+        SELECT w FROM unnest(%s::bigint[]) w
+        WHERE NOT EXISTS (SELECT FROM fulfillment_batch b
+                          WHERE b.workflow_id = w AND b.state <> 4 AND b.open_mask <> 0)
+        """,
+        [arrays.integers(workflow_ids)],
+    )
+    return [row[0] for row in cursor.fetchall()]

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from fulfillment import dispatch
+from fulfillment import dispatch, leases
 from fulfillment.clock import database_now
 from fulfillment.policy.priority import PriorityClass
-from tests.rating_queue import Replica, boot, queue, rater, submit
+from tests.rating_queue import Replica, boot, finished, queue, rated, rater, states, submit, take
 
 pytestmark = pytest.mark.django_db
 
@@ -53,3 +53,17 @@ def test_a_replica_that_was_away_rests_and_another_one_serves() -> None:
 
     assert served == {"here"}
     assert later == {"gone"}
+
+
+def test_a_workflow_that_the_archive_ends_at_the_claim_is_complete_at_once() -> None:
+    executor = boot()
+    first, twin = submit(["a", "b"]), submit(["a", "b"])
+    dispatcher = queue()
+    dispatcher.run()
+    (taken,) = take(dispatcher.take_sent()[0], by=executor)
+    leases.finish([rated(taken)])
+
+    dispatcher.wake_and_run()
+
+    assert finished(twin) == "COMPLETED"
+    assert states(first) == states(twin) == ["COMPLETED", "COMPLETED"]

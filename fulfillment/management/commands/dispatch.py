@@ -32,8 +32,10 @@ logger = logging.getLogger(__name__)
 TASK, QUEUE = "workers.rate_batches", "ratings"
 STAND_BY_S = 1.0
 LISTEN_S = 1.0
-REST_S = 0.02
-"""Least time between passes, so that rings of many messages share one."""
+REST_FACTOR = 2.0
+"""Rest after a pass by what it took, so that rings of many messages share one: with a small backlog
+a model gets its next batch at once, with a large one passes take a third of a core at most."""
+SHORTEST_REST_S, LONGEST_REST_S = 0.005, 0.05
 GLANCE_S = 0.5
 """How long the list of replicas is believed: reading it costs as much as the rest of a pass."""
 SECOND = timedelta(seconds=1)
@@ -141,8 +143,10 @@ class _Leader:
     def run(self, stop: threading.Event) -> None:
         signals: Sequence[Mapping[str, Any]] = []
         while not stop.is_set():
+            began_at = time.monotonic()
             more = self._pass(signals)
-            stop.wait(REST_S)
+            took_s = time.monotonic() - began_at
+            stop.wait(min(max(REST_FACTOR * took_s, SHORTEST_REST_S), LONGEST_REST_S))
             signals = _listen(stop, 0.0 if more else LISTEN_S)
 
     def _pass(self, signals: Sequence[Mapping[str, Any]]) -> bool:
@@ -163,7 +167,12 @@ class _Leader:
             self._marked_at = now
             for name in recovery.late(now):
                 logger.info("running a late service", extra={"service": name})
-                recovery.run(name, now)
+                try:
+                    recovery.run(name, now)
+                except (DatabaseError, InterfaceError):
+                    raise
+                except Exception:  # sending must go on whatever is wrong with a service
+                    logger.exception("a service failed", extra={"service": name})
         return done.full
 
     @staticmethod
