@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.contrib.admin.apps import AdminConfig
 
 
 class AirsSiteConfig(AppConfig):
@@ -8,3 +9,7 @@ class AirsSiteConfig(AppConfig):
     def ready(self) -> None:
         # Loads the Celery app for producers; not in __init__, which the simulator imports.
         from airs_site import celery  # noqa: F401
+
+
+class AirsAdminConfig(AdminConfig):
+    default_site = "airs_site.admin_site.AirsAdminSite"

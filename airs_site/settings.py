@@ -119,7 +119,9 @@ ALLOWED_HOSTS = os.environ.get("AIRS_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]"
 CSRF_TRUSTED_ORIGINS = list(filter(None, os.environ.get("AIRS_TRUSTED_ORIGINS", "").split(",")))
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    # First, because its templates extend the admin's.
+    "airs_site.apps.AirsSiteConfig",
+    "airs_site.apps.AirsAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -129,13 +131,13 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "airs_site.apps.AirsSiteConfig",
     "fulfillment.apps.FulfillmentConfig",
     "models_admin.apps.ModelsAdminConfig",
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "airs_site.security.ContentSecurityPolicyMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "airs_site.request_id.RequestIdMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -175,6 +177,7 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_I18N = False
 USE_TZ = True
+FORMAT_MODULE_PATH = "airs_site.formats"
 
 STATIC_URL = "/static/"
 # The few static files are served from where their packages have them: nothing to collect.
@@ -240,6 +243,8 @@ CELERY_TASK_SEND_SENT_EVENT = False
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_DEFAULT_QUEUE = "control"
+# The transport takes a message without priority for the most urgent there is.
+CELERY_TASK_DEFAULT_PRIORITY = 5
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 CELERY_BROKER_TRANSPORT_OPTIONS = {
@@ -255,7 +260,9 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "health_check_interval": 10,
     "retry_on_timeout": True,
 }
-CELERY_BROKER_POOL_LIMIT = 4
+# A limit, not a size. Each thread of Flower that asks the workers holds two at a time: with few,
+# they wait for each other for ever and it shows nothing.
+CELERY_BROKER_POOL_LIMIT = 64
 # Without this Celery's Django fixup closes the database connection around every task.
 CELERY_DB_REUSE_MAX = 1_000_000
 CELERY_TIMEZONE = "UTC"

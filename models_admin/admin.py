@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.auth import get_permission_codename
-from django.db.models import Model, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, Model, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest
 
-from models_admin import secrets, services
+from models_admin import secrets, services, serving
 from models_admin.clock import database_now
 from models_admin.errors import ModelsAdminError
 from models_admin.models import (
@@ -28,17 +29,24 @@ from models_admin.policy.reconcile import ServerState, summary
 if TYPE_CHECKING:
     _Form = forms.ModelForm[Any]
     _Admin = admin.ModelAdmin[Any]
+    _Inline = admin.TabularInline[ModelServer, ModelConfig]
 else:
     _Form = forms.ModelForm
     _Admin = admin.ModelAdmin
+    _Inline = admin.TabularInline
 
 
 def _to_form(form: _Form, problems: list[services.Problem]) -> None:
-    """Show problems at their fields; those of fields that the form lacks at its top."""
+    """Show problems at their fields, unless Django found one there already.
+
+    Those of fields that the form lacks stand at its top.
+    """
+    wrong = set(form.errors)
     for problem in problems:
         field = problem.field.split(".")[0]
         name = next((name for name in (field, f"new_{field}") if name in form.fields), None)
-        form.add_error(name, forms.ValidationError(problem.detail, code=problem.code))
+        if name not in wrong:
+            form.add_error(name, forms.ValidationError(problem.detail, code=problem.code))
 
 
 class _BlindTextarea(forms.Textarea):
@@ -57,9 +65,8 @@ class PoolForm(_Form):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
-        if not self.errors:
-            pool = AcceleratorPool(**{"id": self.instance.pk, **cleaned})
-            _to_form(self, services.pool_problems(pool))
+        pool = AcceleratorPool(**{"id": self.instance.pk, **cleaned})
+        _to_form(self, services.pool_problems(pool))
         return cleaned
 
 
@@ -68,9 +75,13 @@ class AcceleratorPoolAdmin(_Admin):
     """Pools of devices."""
 
     form = PoolForm
-    list_display = ("id", "kind", "devices", "agent")
+    list_display = ("id", "kind", "devices", "used", "agent", "notes")
     search_fields = ("id",)
     list_filter = ("kind",)
+
+    @admin.display(description="used by started models")
+    def used(self, pool: AcceleratorPool) -> int:
+        return services.devices_used(pool.pk)
 
     def get_readonly_fields(
         self, request: HttpRequest, obj: AcceleratorPool | None = None
@@ -97,27 +108,40 @@ class ModelConfigForm(_Form):
     new_api_key = forms.CharField(
         required=False,
         strip=False,
-        label="API key",
-        widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
-        help_text="Of an external model; or env:NAME. Empty: it stays as it is.",
+        label="New API key",
+        widget=forms.PasswordInput(attrs={"autocomplete": "off", "class": "vTextField"}),
+        help_text="Or env:NAME, the name of an environment variable. Empty: it stays as it is.",
     )
     drop_api_key = forms.BooleanField(required=False, label="Remove the API key")
     new_headers = forms.JSONField(
         required=False,
-        label="Headers",
+        label="New headers",
         widget=_BlindTextarea(attrs={"rows": 3, "autocomplete": "off"}),
         help_text='Replaces all headers: {"Name": "value or env:NAME"}; {} removes them. '
         "Empty: they stay as they are.",
     )
 
+    loader = forms.ChoiceField(
+        required=False, choices=[("", "---------"), *((name, name) for name in services.LOADERS)]
+    )
+
     class Meta:
         model = ModelConfig
         fields = ("id", *_FORM_FIELDS)
+        labels: ClassVar = {"timeout_s": "Timeout (s)", "url": "URL"}
+        help_texts: ClassVar = {
+            "model_name": "Name that its server knows it by. Of a hosted model, empty: its id.",
+            "url": "Of its server, without /v2",
+            "serving": f"A JSON object; the options are {', '.join(serving.OPTIONS)}",
+            "checkpoint": "pkg:PACKAGE/PATH, a path under AIRS_CHECKPOINT_ROOT, or tiny:SEED "
+            "(random weights, for trials)",
+        }
+        widgets: ClassVar = {"serving": forms.Textarea(attrs={"rows": 3})}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "loader" in self.fields:
-            self.fields["loader"].help_text = f"One of {', '.join(services.LOADERS)}"
+        if "model_name" in self.fields:
+            self.fields["model_name"].required = False
 
     def clean_new_headers(self) -> dict[str, str] | None:
         headers = self.cleaned_data["new_headers"]
@@ -129,9 +153,9 @@ class ModelConfigForm(_Form):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
-        if not self.errors:
-            new = self.instance._state.adding
-            model_id = cleaned["id"] if new else self.instance.pk
+        new = self.instance._state.adding
+        model_id = cleaned.get("id", "") if new else self.instance.pk
+        if "kind" not in self.errors:
             _to_form(self, services.model_problems(model_id, self.model_fields(), new=new))
         return cleaned
 
@@ -139,6 +163,10 @@ class ModelConfigForm(_Form):
         """Return what was entered, as the services take it."""
         cleaned = self.cleaned_data
         entered = {name: cleaned[name] for name in _FORM_FIELDS if name in cleaned}
+        # Left empty they have defaults, which the services know.
+        for name in ("model_name", "loader"):
+            if not entered.get(name):
+                entered.pop(name, None)
         fields = cast(services.ModelFields, entered)
         pool = cleaned.get("pool")
         fields["pool"] = pool.pk if pool else None
@@ -158,40 +186,85 @@ class ModelConfigForm(_Form):
 _Service = Callable[..., ModelConfig]
 
 
+class _Seen:
+    """Columns of replicas that need the clock or a division."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ModelServer]:
+        age = ExpressionWrapper(Now() - F("heartbeat_at"), output_field=DurationField())
+        found: QuerySet[ModelServer] = super().get_queryset(request)  # type: ignore[misc]
+        return found.annotate(age=age)
+
+    @admin.display(description="last answer")
+    def seen(self, server: Any) -> str:
+        return "" if server.age is None else f"{max(server.age.total_seconds(), 0):.0f} s ago"
+
+    @admin.display(description="busy")
+    def busy(self, server: ModelServer) -> str:
+        """The share of its time, since it was ready, in which its device computed."""
+        if server.ready_at is None or server.heartbeat_at is None:
+            return ""
+        lived = (server.heartbeat_at - server.ready_at).total_seconds()
+        return f"{min(server.busy_seconds / lived, 1):.0%}" if lived > 0 else ""
+
+
+class ReplicaInline(_Seen, _Inline):
+    """The replicas of a model, on its page."""
+
+    model = ModelServer
+    verbose_name_plural = "Replicas"
+    extra = 0
+    can_delete = False
+    ordering = ("agent", "ordinal")
+    fields = readonly_fields = (
+        *("ordinal", "state", "reason", "busy", "queue_rows", "rows_total", "seen", "failures"),
+        *("last_error", "address", "pid"),
+    )
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+
 @admin.register(ModelConfig)
 class ModelConfigAdmin(_Admin):
     """Models, with start, stop and restart."""
 
     form = ModelConfigForm
-    list_display = ("id", "kind", "protocol", "pool", "started", "replicas", "version")
+    list_display = ("id", "kind", "pool", "started", "replicas", "version", "protocol")
     list_filter = ("kind", "started", "pool")
     list_select_related = ("pool",)
     search_fields = ("id", "model_name")
     show_full_result_count = False
     actions = ("start", "stop", "restart", "accept_version")
-    fieldsets = (
-        (None, {"fields": ("id", "kind", "protocol", "model_name", "timeout_s", "version")}),
-        (
-            "External server",
-            {
-                "fields": (
-                    *("url", "api_key_hint", "new_api_key", "drop_api_key"),
-                    *("headers_hint", "new_headers"),
-                    *("max_concurrency", "sends_priority", "version_label"),
-                )
-            },
-        ),
-        (
-            "Hosted here",
-            {
-                "fields": (
-                    *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
-                    *("replicas_min", "replicas_default", "replicas_max", "window"),
-                )
-            },
-        ),
+    inlines = (ReplicaInline,)
+    _common = ("id", "kind", "protocol", "model_name", "timeout_s")
+    _external = ("max_concurrency", "sends_priority", "version_label")
+    _hosted = (
+        *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
+        *("replicas_min", "replicas_default", "replicas_max", "window"),
     )
-    _always_read: ClassVar = ("version", "api_key_hint", "headers_hint")
+    _secrets = ("api_key_hint", "new_api_key", "drop_api_key", "headers_hint", "new_headers")
+
+    def get_fieldsets(self, request: HttpRequest, obj: ModelConfig | None = None) -> Any:
+        """A new model may be of either kind; of one that exists, show what belongs to it."""
+        if obj is None:
+            new_external = ("url", "new_api_key", "new_headers", *self._external)
+            return [
+                (None, {"fields": self._common}),
+                ("External: a server somewhere", {"fields": new_external}),
+                ("Hosted: its servers are run by AIRS", {"fields": self._hosted}),
+            ]
+        external = obj.kind == ModelKind.EXTERNAL
+        fields = ("url", *self._secrets, *self._external) if external else self._hosted
+        return [
+            (None, {"fields": (*self._common, "version")}),
+            (obj.get_kind_display(), {"fields": fields}),
+        ]
+
+    def get_inlines(self, request: HttpRequest, obj: ModelConfig | None) -> Any:
+        return self.inlines if obj is not None and obj.kind == ModelKind.HOSTED else ()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ModelConfig]:
         return super().get_queryset(request).prefetch_related("servers")
@@ -199,7 +272,7 @@ class ModelConfigAdmin(_Admin):
     def get_readonly_fields(
         self, request: HttpRequest, obj: ModelConfig | None = None
     ) -> tuple[str, ...]:
-        return (*self._always_read, *(("id", "kind") if obj else ()))
+        return ("id", "kind", "version", "api_key_hint", "headers_hint") if obj else ()
 
     def get_actions(self, request: HttpRequest) -> Any:
         found = super().get_actions(request)
@@ -230,11 +303,11 @@ class ModelConfigAdmin(_Admin):
     def delete_model(self, request: HttpRequest, obj: ModelConfig) -> None:
         services.remove_model(obj.pk, actor=request.user.get_username())
 
-    @admin.display(description="API key")
+    @admin.display(description="Stored API key")
     def api_key_hint(self, obj: ModelConfig) -> str:
         return secrets.hint(obj.api_key) or "none"
 
-    @admin.display(description="Headers")
+    @admin.display(description="Stored headers")
     def headers_hint(self, obj: ModelConfig) -> str:
         shown = [f"{name}: {secrets.hint(sealed)}" for name, sealed in obj.headers.items()]
         return "; ".join(shown) or "none"
@@ -243,7 +316,9 @@ class ModelConfigAdmin(_Admin):
     def replicas(self, obj: ModelConfig) -> str:
         if obj.kind == ModelKind.EXTERNAL:
             return "external"
-        return summary([ServerState(server.state) for server in obj.servers.all()])
+        states = [ServerState(server.state) for server in obj.servers.all()]
+        ready = states.count(ServerState.READY)
+        return f"{ready} of {obj.target_replicas} ready: {summary(states)}"
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         """Who may change a model may start and stop it (named by the actions below)."""
@@ -300,16 +375,21 @@ class _ReadOnlyAdmin(_Admin):
 
 
 @admin.register(ModelServer)
-class ModelServerAdmin(_ReadOnlyAdmin):
+class ModelServerAdmin(_Seen, _ReadOnlyAdmin):
     """Replicas of hosted models, as their agents see them."""
 
     list_display = (
-        *("model_id", "ordinal", "state", "reason", "address", "pid", "version"),
-        *("heartbeat_at", "busy_seconds", "queue_rows", "failures"),
+        *("replica", "state", "reason", "busy", "queue_rows", "rows_total", "seen", "failures"),
+        *("version", "address", "pid"),
     )
-    list_filter = ("state", "agent")
+    list_filter = ("state",)
     search_fields = ("model__id",)
+    search_help_text = "id of a model"
     ordering = ("model_id", "ordinal")
+
+    @admin.display(description="replica", ordering="model_id")
+    def replica(self, server: ModelServer) -> str:
+        return str(server)
 
 
 @admin.register(ModelVersion)

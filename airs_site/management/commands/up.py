@@ -165,6 +165,16 @@ def _worker(
     )
 
 
+_FLOWER_CONF = """
+from flower.views.monitor import Metrics
+from tornado.web import authenticated
+
+basic_auth = [{login!r}]
+persistent = False
+Metrics.get = authenticated(Metrics.get)  # the one page that Flower itself leaves open
+"""
+
+
 def _flower(home: Path) -> tuple[str, ...]:
     # A file, because arguments are everybody's to read, and Flower splits an environment variable
     # at commas, which a password may contain.
@@ -172,7 +182,7 @@ def _flower(home: Path) -> tuple[str, ...]:
     login = f"{credentials['admin_user']}:{credentials['admin_password']}"
     conf = home / "run" / "flower_conf.py"
     conf.touch(mode=0o600)
-    conf.write_text(f"basic_auth = [{login!r}]\npersistent = False\n")
+    conf.write_text(_FLOWER_CONF.format(login=login))
     address = ("--address=127.0.0.1", f"--port={settings.FLOWER_PORT}")
     return _celery("flower", *address, f"--conf={conf}")
 
