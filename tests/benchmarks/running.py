@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,7 +54,9 @@ def stub(*, delay_s: float = 0.0) -> Iterator[Stub]:
             server.stop()
 
 
-def rate(stack: Stack, rater: str, body: bytes, *, others: dict[str, int], **fields: Any) -> Run:
+def rate(
+    stack: Stack, rater: str, body: bytes, *, others: Mapping[str, int] | None = None, **fields: Any
+) -> Run:
     """Send a workflow and wait until it is COMPLETED; times are PostgreSQL's, one machine's."""
     meter = Meter(stack.home, others=others)
     began_at = datetime.now(UTC)

@@ -22,8 +22,8 @@ def ingest(stack: Stack, stub: Stub, *, rows: int, rounds: int) -> Iterator[Figu
     with stack.database() as connection, connection.cursor() as cursor:
         cursor.execute(PAUSED, ["held"])
     copied, taken, web_us, postgres_us, foreign = [], [], [], [], []
-    for number_ in range(rounds):
-        body = texts.bodies(rows, seed=number_, prefix=f"ingest{number_}")
+    for round_ in range(rounds):
+        body = texts.bodies(rows, seed=round_, prefix=f"ingest{round_}")
         copied.append(floors.copy_bytes(stack, body).rate)
         meter = Meter(stack.home)
         began_at = datetime.now(UTC)
@@ -61,7 +61,7 @@ def archive_hits(stack: Stack, rater: str, body: bytes, *, rounds: int) -> Itera
     copied, done, cpu_us, foreign = [], [], [], []
     for _ in range(rounds):
         copied.append(floors.copy_bytes(stack, body).rate)
-        run = running.rate(stack, rater, body, others={})
+        run = running.rate(stack, rater, body)
         sources = stack.workflow(run.workflow_id)["sources"]
         assert sources["archive"] == rows, sources
         done.append(rows / run.finished_s)

@@ -4,7 +4,7 @@ The number of batches a message is set by the model's window, as in life: a wind
 batch a message, one of 128 gives eight.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.acceptance.stack import Stack, Stub
 from tests.benchmarks import floors, running, texts
@@ -22,42 +22,38 @@ def rater_of(batches: int) -> str:
 
 
 def register(stack: Stack, stub: Stub) -> None:
-    """Make a rater for each number of batches a message."""
+    """Make a rater for each number of batches a message, and rate some rows with each.
+
+    So no first connection, import or report of the model's version is part of a figure.
+    """
     for batches, window in WINDOWS.items():
         stack.register(stub, rater=rater_of(batches), max_concurrency=window)
-    # The first version that a server reports is stored; let that be over before anything counts.
-    for batches in WINDOWS:
-        warm_up(stack, batches)
+        body = texts.bodies(2_000, seed=0, prefix=f"warm{batches}")
+        running.rate(stack, rater_of(batches), body)
 
 
-def warm_up(stack: Stack, batches: int) -> None:
-    """Rate a few rows, so that no first connection or import is part of a figure."""
-    body = texts.bodies(2_000, seed=0, prefix=f"warm{batches}")
-    running.rate(stack, rater_of(batches), body, others={})
+def bodies(*, rows: int, rounds: int, prefix: str) -> list[bytes]:
+    """Return the workflows of some rounds."""
+    return [texts.bodies(rows, seed=i, prefix=f"{prefix}{i}") for i in range(rounds)]
 
 
 def end_to_end(
-    stack: Stack,
-    stub: Stub,
-    *,
-    batches: int,
-    rows: int,
-    rounds: int,
-    label: str = "",
-    seed: int = 100,
+    stack: Stack, stub: Stub, workflows: Sequence[bytes], *, batches: int, label: str = ""
 ) -> Iterator[Figure]:
     """Measure workflows of new rows, from the first byte sent to COMPLETED."""
     stored, called, done, cpu_us, runs = [], [], [], [], []
-    for round_ in range(rounds):
-        body = texts.bodies(rows, seed=seed + round_, prefix=f"e2e{label}{batches}-{seed + round_}")
+    for body in workflows:
+        rows = body.count(b"\n")
         running.settle(stack)
         stored.append(floors.copy_outcome(stack, body).rate)
-        called.append(floors.bare_calls(stub.url, body).rate)
+        called.append(floors.bare_calls(stub.url, body))
         run = running.rate(stack, rater_of(batches), body, others={"stub": stub.process.pid})
         runs.append(run)
         done.append(rows / run.finished_s)
         cpu_us.append(run.cost.us(rows))
     middle = sorted(runs, key=lambda run: run.cost.total_s)[len(runs) // 2]
+    calls = median([floor.rate for floor in called])
+    calls_us = median([1e6 * floor.cpu_s / floor.count for floor in called])
     name = f"stub_{batches}_a_message{label}"
     yield Figure(
         name=f"{name}_requests_per_s",
@@ -65,8 +61,8 @@ def end_to_end(
         unit="requests/s",
         ratio_to=STORED,
         ratio=median(done) / median(stored),
-        n=rows * rounds,
-        note=f"{median(done) / median(called):.2f} of the {CALLED} ({number(median(called))}/s);"
+        n=rows * len(runs),
+        note=f"{median(done) / calls:.2f} of the {CALLED} ({number(calls)}/s);"
         f" rounds {spread(done)}; upload {middle.posted_s:.1f} of {middle.finished_s:.1f} s;"
         f" foreign load {max(run.cost.foreign_cores for run in runs):.1f} cores at most",
     )
@@ -74,6 +70,8 @@ def end_to_end(
         name=f"{name}_cpu_us_per_request",
         value=median(cpu_us),
         unit="us CPU",
-        n=rows * rounds,
+        n=rows * len(runs),
+        ratio_to=f"{CALLED}, CPU of the caller",
+        ratio=calls_us / median(cpu_us),
         note=parts(middle.cost.us_each(rows)),
     )

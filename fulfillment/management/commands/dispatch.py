@@ -33,8 +33,8 @@ TASK, QUEUE = "workers.rate_batches", "ratings"
 STAND_BY_S = 1.0
 LISTEN_S = 1.0
 REST_FACTOR = 2.0
-"""Rest after a pass by what it took, so that rings of many messages share one: with a small backlog
-a model gets its next batch at once, with a large one passes take a third of a core at most."""
+"""Rest after a pass, by the CPU time that it took: rings of many messages share a pass, a model of
+a small window gets its next batch soon, and this process takes a third of a core at most."""
 SHORTEST_REST_S, LONGEST_REST_S = 0.005, 0.05
 GLANCE_S = 0.5
 """How long the list of replicas is believed: reading it costs as much as the rest of a pass."""
@@ -143,9 +143,9 @@ class _Leader:
     def run(self, stop: threading.Event) -> None:
         signals: Sequence[Mapping[str, Any]] = []
         while not stop.is_set():
-            began_at = time.monotonic()
+            began_at = time.thread_time()
             more = self._pass(signals)
-            took_s = time.monotonic() - began_at
+            took_s = time.thread_time() - began_at
             stop.wait(min(max(REST_FACTOR * took_s, SHORTEST_REST_S), LONGEST_REST_S))
             signals = _listen(stop, 0.0 if more else LISTEN_S)
 
