@@ -420,9 +420,12 @@ def _claim(
         _write(cursor, batches, ours, facts, now)
         progress = outcomes.end_requests(cursor, ended)
         outcomes.add_progress(cursor, progress)
-        emptied = outcomes.without_open_items(cursor, progress) if progress else []
-    for workflow_id in emptied:  # no executor will ring for what the archive has ended
-        completion.check(workflow_id)
+    if progress:
+        # After COMMIT, as in `leases.finish`. No executor will ring for what the archive has ended.
+        with connection.cursor() as cursor:
+            emptied = outcomes.without_open_items(cursor, progress)
+        for workflow_id in emptied:
+            completion.check(workflow_id)
     claims: dict[tuple[int, PriorityClass], list[tuple[int, int, str]]] = defaultdict(list)
     for batch in batches:
         if batch.replica:

@@ -197,6 +197,8 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s::bigint[])",
             [arrays.integers(current)],
         )
+    # After COMMIT: of two that finish at once, neither would see that the other's was the last.
+    with connection.cursor() as cursor:
         return outcomes.without_open_items(cursor, list(progress))
 
 

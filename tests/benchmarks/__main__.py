@@ -46,9 +46,13 @@ QUICK = Sizes(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="NAME", help=str(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two")
     chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.names) - set(NAMES):
+        parser.error(
+            f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
     names = set(chosen.names) or set(NAMES) - ({"model_server"} if chosen.quick else set())
     began_at = time.monotonic()
     figures: list[Figure] = []
@@ -102,6 +106,8 @@ def _without_events(
 
 
 def _with_events(stack: Stack, stub: Stub, names: set[str], sizes: Sizes) -> Iterator[Figure]:
+    if "real_model" in names:
+        real_model.wait_ready(stack)  # while it compiles, it takes a core
     if "events" in names:
         stub_model.register(stack, stub)
         for batches, rows in ((8, sizes.grouped_rows // 2), (1, sizes.single_rows)):

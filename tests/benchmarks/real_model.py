@@ -26,11 +26,7 @@ READY = "SELECT address FROM models_admin_modelserver WHERE address <> '' AND st
 
 def real_model(stack: Stack, *, seeds_a_round: int, rounds: int) -> Iterator[Figure]:
     """Measure workflows of new rows with the real model."""
-    address: str = until(
-        lambda: (stack.query(READY) or [("",)])[0][0],
-        timeout_s=START_S,
-        what="the model server is ready",
-    )
+    address = wait_ready(stack)
     ratios, cpu_ratios, rates, duties, each = [], [], [], [], []
     with tempfile.TemporaryDirectory() as cache, bare_model(Path(cache)) as bare:
         bare.rate([0])
@@ -77,6 +73,16 @@ def real_model(stack: Stack, *, seeds_a_round: int, rounds: int) -> Iterator[Fig
         n=rows * rounds,
         note=parts(each[-1]),
     )
+
+
+def wait_ready(stack: Stack) -> str:
+    """Wait until the model server has compiled its shapes; return its address."""
+    address: str = until(
+        lambda: (stack.query(READY) or [("",)])[0][0],
+        timeout_s=START_S,
+        what="the model server is ready",
+    )
+    return address
 
 
 def _body(pairs: list[Pair], prefix: str) -> bytes:

@@ -17,7 +17,11 @@ texts = st.text(
     st.characters() | st.sampled_from(["\ud800", "\udfff", "\ufdd0", "\\", '"', "\n", "\0"])
 )
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
