@@ -20,9 +20,9 @@ class Figure:
     name: str
     value: float
     unit: str
-    n: int
     ratio_to: str | None = None
     ratio: float | None = None
+    n: int
     note: str = ""
 
 
