@@ -12,6 +12,7 @@ are.
 import re
 from collections.abc import Sequence
 from functools import cache
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -58,7 +59,8 @@ def execute(cursor: CursorWrapper, statement: str, values: Sequence[Any] = ()) -
 @cache
 def _forms(statement: str) -> tuple[str, str]:
     """Return how a statement is prepared and how it is run."""
-    name = f"airs_{_forms.cache_info().currsize}"
+    # The same in all threads, whoever comes first.
+    name = f"airs_{blake2b(statement.encode(), digest_size=8).hexdigest()}"
     types = _VALUE.findall(statement)
     numbers = iter(range(1, len(types) + 1))
     text = _VALUE.sub(lambda _: f"${next(numbers)}", statement)

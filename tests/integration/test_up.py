@@ -53,6 +53,8 @@ def home() -> Iterator[Home]:
     # Servers of its own, not those of the test session.
     for name in ("DATABASE_URL", "REDIS_URL"):
         environment.pop(name, None)
+    for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):  # `make test` runs us: ours is no sub-make
+        environment.pop(name, None)
     home = Home(path=path, environment=environment)
     yield home
     home.manage("down")

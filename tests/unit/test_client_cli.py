@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -377,7 +378,7 @@ class TestResults:
 
     def test_a_reader_that_has_seen_enough_is_no_error(self, environ: Mapping[str, str]) -> None:
         ended = subprocess.run(
-            f"{sys.executable} -m airs_client results wf_1 | head -n 1",
+            f"{shlex.quote(sys.executable)} -m airs_client results wf_1 | head -n 1",
             shell=True,
             capture_output=True,
             text=True,
