@@ -96,12 +96,10 @@ def _without_events(
         rater, body = stub_model.rater_of(8), b"".join(workflows)
         if "stub" not in names:
             running.rate(stack, rater, body)
-        running.settle(stack)
         yield from storing.archive_hits(stack, rater, body, rounds=sizes.rounds)
     if "urgent" in names:
         yield from urgent.urgent(stack, slow, backlog=sizes.backlog, rounds=sizes.urgent_rounds)
     if "ingest" in names:
-        running.settle(stack)
         yield from storing.ingest(stack, stub, rows=sizes.ingest_rows, rounds=sizes.rounds)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,10 +86,3 @@ def wait_completed(stack: Stack, workflow_id: str) -> datetime:
             finished, timeout_s=PATIENCE_S, what=f"{workflow_id} finishes", every_s=0.1
         )
     return since
-
-
-def settle(stack: Stack) -> None:
-    """Let autovacuum and the checkpoint of what was before not count as part of what follows."""
-    with stack.database() as connection, connection.cursor() as cursor:
-        cursor.execute("CHECKPOINT")
-    time.sleep(1.0)

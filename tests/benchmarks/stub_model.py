@@ -44,7 +44,6 @@ def end_to_end(
     stored, called, done, cpu_us, runs = [], [], [], [], []
     for body in workflows:
         rows = body.count(b"\n")
-        running.settle(stack)
         stored.append(floors.copy_outcome(stack, body).rate)
         called.append(floors.bare_calls(stub.url, body))
         run = running.rate(stack, rater_of(batches), body, others={"stub": stub.process.pid})
