@@ -53,7 +53,7 @@ class AirsAdminSite(AdminSite):
 def _overview(user: User | AnonymousUser, now: datetime) -> dict[str, Any]:
     sections: dict[str, Any] = {"flower_url": f"http://127.0.0.1:{settings.FLOWER_PORT}/"}
     if user.has_perm("fulfillment.view_workflow"):
-        sections |= {"workflows": _workflows(), "sources": _sources(), "newest": NEWEST}
+        sections |= {"workflows": _workflows(), "sources": _sources(), "newest": f"{NEWEST:,}"}
     if user.has_perm("fulfillment.view_batch"):
         sections |= {"queue": _queue(), "queue_states": [state.name.lower() for state in _QUEUED]}
     if user.has_perm("fulfillment.view_executorboot"):

@@ -295,8 +295,8 @@ class WorkflowAdmin(ReadOnlyAdmin):
 
     ordering = ("-pk",)
     list_display = (
-        "public_id", "name", "state", "how_far", "hits", "rater", "owner", "priority",
-        "created_at", "deadline_at", "finished_at",
+        "public_id", "name", "state", "how_far", "hits", "rater", "owner", "deadline_at",
+        "priority", "created_at", "finished_at",
     )  # fmt: skip
     list_filter = ("state", "rater")
     list_select_related = ("rater", "workflowstats")
