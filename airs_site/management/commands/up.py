@@ -74,8 +74,6 @@ class Command(BaseCommand):
         if with_flower:
             _check_port("FLOWER_PORT", settings.FLOWER_PORT)
         self._say(f"starting in {home}, logs in {home / 'logs'}")
-        # Whitenoise warns in each process while it is missing.
-        Path(str(settings.STATIC_ROOT)).mkdir(parents=True, exist_ok=True)
         env = start_servers(supervisor, home)
         first_start = not _credentials_file(home).exists()
         prepare(supervisor, env)
