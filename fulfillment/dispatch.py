@@ -4,10 +4,6 @@ Work is sent when there is room and not before: a pass reads what may be sent an
 PostgreSQL, asks the policies, claims in one transaction, and publishes after COMMIT. If it dies
 in between, the pick-up lease ends and the batches go again.
 
-The claim is where equal work meets (single flight): open fingerprints are inserted as flights, and
-only then looked up in the archive, in a later statement of the same READ COMMITTED transaction.
-Archived meanwhile: done for free. In flight elsewhere: the item waits. The rest is sent.
-
 One dispatcher leads: it holds an advisory lock on the very connection it claims with, so that a
 lost lock cannot claim. A frozen leader loses that connection to `idle_session_timeout`.
 """
@@ -20,15 +16,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-from django.db import OperationalError, connection, transaction
-from django.db.backends.utils import CursorWrapper
+from django.db import OperationalError, connection
 
-from fulfillment import archive, arrays, completion, leases, outcomes, prepared
+from fulfillment import leases, prepared
+from fulfillment.claim import Pass, claim
 from fulfillment.model_directory import ModelDirectory, Replica
-from fulfillment.outcomes import Outcome
 from fulfillment.policy import ordering, traffic
-from fulfillment.policy.lifecycle import BatchState, RequestState
-from fulfillment.policy.priority import PriorityClass, celery_priority, priority_class
+from fulfillment.policy.priority import PriorityClass, priority_class
 
 logger = logging.getLogger(__name__)
 
@@ -78,17 +72,6 @@ class Memory:
     """Of raters with a `max_qps`. What a bisected batch asks in addition is not counted."""
     resting: dict[str, datetime] = field(default_factory=dict)
     """Until when a replica that was not there is left alone."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """What one pass did."""
-
-    sent: int = 0
-    ended: int = 0
-    waiting: int = 0
-    full: bool = False
-    """Whether more could be claimed at once: it ended or parked items instead of sending them."""
 
 
 def lead(name: str) -> bool:
@@ -274,6 +257,7 @@ class _Room:
             and (not r.version or version.model_version in {"", r.version, r.label})
         ]
         self._held = held
+        self._version_id = version.version_id
         self._windows: dict[str, traffic.Window] = {}
         for replica in self._replicas:
             if not replica.managed:
@@ -301,10 +285,10 @@ class _Room:
             )
         return traffic.assign(loads, count)
 
-    def take(self, cls: PriorityClass, names: Sequence[str], version_id: int) -> None:
+    def take(self, cls: PriorityClass, names: Sequence[str]) -> None:
         """Count batches that were just sent, for all raters of this pass."""
         self._held += (
-            Held(replica=name, priority_class=cls, version_id=version_id, batches=1)
+            Held(replica=name, priority_class=cls, version_id=self._version_id, batches=1)
             for name in names
         )
 
@@ -332,7 +316,7 @@ def _serve(
     if not picks:
         return Pass()
     try:
-        claims, passed = _claim(version, picks, room, now)
+        claims, passed = claim(picks, room=room, now=now)
     except OperationalError as error:
         if "lock timeout" not in str(error):
             raise
@@ -379,324 +363,3 @@ def _fitting(
             fitting.append(ordering.Pick(workflow_id=pick.workflow_id, batches=batches))
             left[cls] -= batches
     return fitting
-
-
-@dataclass(slots=True)
-class _Claimed:
-    """A batch under the claim's row lock, and what is to become of its items."""
-
-    id: int
-    workflow_id: int
-    fence: int
-    open_mask: int
-    positions: Sequence[int]
-    item_of: Sequence[int]
-    fingerprints: Sequence[str]
-    attempts: int
-    sent: int = 0
-    done: int = 0
-    waits: list[str] = field(default_factory=list)
-    replica: str = ""
-
-    @property
-    def open_items(self) -> list[int]:
-        return [i for i in range(len(self.fingerprints)) if self.open_mask >> i & 1]
-
-
-def _claim(
-    version: VersionLoad, picks: Sequence[ordering.Pick], room: _Room, now: datetime
-) -> tuple[dict[tuple[int, PriorityClass], list[tuple[int, int, str]]], Pass]:
-    """Claim what the policy picked; return what is to be published, by Celery step and class."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL lock_timeout = '200ms'")
-        batches = _pick(cursor, picks)
-        if not batches:
-            return {}, Pass()
-        facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches})
-        batches = [batch for batch in batches if batch.workflow_id in facts]
-        ours = _take_off(cursor, batches)
-        ended = _second_look(cursor, batches, facts, ours, now)
-        _name_replicas(batches, facts, room, version.version_id)
-        _write(cursor, batches, ours, facts, now)
-        progress = outcomes.end_requests(cursor, ended)
-        outcomes.add_progress(cursor, progress)
-    if progress:
-        # After COMMIT, as in `leases.finish`. No executor will ring for what the archive has ended.
-        with connection.cursor() as cursor:
-            emptied = outcomes.without_open_items(cursor, progress)
-        for workflow_id in emptied:
-            completion.check(workflow_id)
-    claims: dict[tuple[int, PriorityClass], list[tuple[int, int, str]]] = defaultdict(list)
-    for batch in batches:
-        if batch.replica:
-            fact = facts[batch.workflow_id]
-            claims[fact.step, fact.cls].append((batch.id, batch.fence + 1, batch.replica))
-    sent = sum(len(c) for c in claims.values())
-    put_back = sum(bool(batch.sent) and not batch.replica for batch in batches)
-    return claims, Pass(
-        sent=sent,
-        ended=len(ended),
-        waiting=sum(bool(batch.waits) and not batch.replica for batch in batches),
-        full=sent + put_back < len(batches),
-    )
-
-
-def _pick(cursor: CursorWrapper, picks: Sequence[ordering.Pick]) -> list[_Claimed]:
-    prepared.execute(
-        cursor,
-        """
-        SELECT b.id, b.workflow_id, b.fence, b.open_mask, b.positions, b.item_of,
-               replace(array_to_string(b.fingerprints, ','), '-', ''), b.attempts
-        FROM unnest(%s::bigint[], %s::int[]) WITH ORDINALITY AS pick(workflow_id, batches, nr)
-        CROSS JOIN LATERAL (
-            SELECT * FROM fulfillment_batch b
-            WHERE b.workflow_id = pick.workflow_id AND b.state = 0
-            ORDER BY b.position LIMIT pick.batches FOR UPDATE SKIP LOCKED
-        ) AS b
-        ORDER BY pick.nr, b.position
-        """,
-        [
-            arrays.integers(pick.workflow_id for pick in picks),
-            arrays.integers(pick.batches for pick in picks),
-        ],
-    )
-    return [
-        _Claimed(
-            id=batch_id,
-            workflow_id=workflow_id,
-            fence=fence,
-            open_mask=open_mask,
-            positions=positions,
-            item_of=item_of,
-            fingerprints=fingerprints.split(","),
-            attempts=attempts,
-        )
-        for (
-            batch_id, workflow_id, fence, open_mask, positions, item_of, fingerprints, attempts,
-        ) in cursor.fetchall()
-    ]  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
-    """What the claim must know of a workflow, read under the claim's transaction."""
-
-    priority: int
-    best_effort: bool
-    accepted_at: datetime
-    produced_after: datetime
-    started: bool
-
-    @property
-    def cls(self) -> PriorityClass:
-        return priority_class(self.priority, best_effort=self.best_effort)
-
-    @property
-    def step(self) -> int:
-        """The Celery priority; best effort comes last, whatever its score."""
-        return celery_priority(0 if self.best_effort else self.priority)
-
-
-def _workflow_facts(cursor: CursorWrapper, ids: set[int]) -> dict[int, _Facts]:
-    """Read again what may have changed since the order was made; ended ones are left out."""
-    prepared.execute(
-        cursor,
-        """
-        SELECT w.id, w.priority, w.best_effort, w.created_at, w.max_age_s, w.bypass,
-               r.freshness_s, w.started_at IS NOT NULL, clock_timestamp()
-        FROM fulfillment_workflow w JOIN fulfillment_rater r ON r.id = w.rater_id
-        WHERE w.id = ANY(%s::bigint[]) AND w.state IN (1, 2)
-        """,
-        [arrays.integers(ids)],
-    )
-    return {
-        workflow_id: _Facts(
-            priority=priority,
-            best_effort=best_effort,
-            accepted_at=created_at,
-            produced_after=archive.fresh_after(
-                now=now,
-                freshness_s=freshness_s,
-                max_age_s=max_age_s,
-                accepted_at=created_at,
-                bypass=bypass,
-            ),
-            started=started,
-        )
-        for (
-            workflow_id, priority, best_effort, created_at, max_age_s, bypass, freshness_s,
-            started, now,
-        ) in cursor.fetchall()
-    }  # fmt: skip
-
-
-def _take_off(cursor: CursorWrapper, batches: Sequence[_Claimed]) -> dict[str, int]:
-    """Insert flights for open fingerprints; return those that are ours, with their batch."""
-    wanted = sorted(
-        (batch.fingerprints[i], batch.id, batch.fence + 1)
-        for batch in batches
-        for i in batch.open_items
-    )
-    prepared.execute(
-        cursor,
-        """
-        INSERT INTO fulfillment_flight (fingerprint, batch_id, fence)
-        SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[])
-        ON CONFLICT DO NOTHING
-        RETURNING replace(fingerprint::text, '-', ''), batch_id
-        """,
-        [
-            arrays.uuids(w[0] for w in wanted),
-            arrays.integers(w[1] for w in wanted),
-            arrays.integers(w[2] for w in wanted),
-        ],
-    )
-    return dict(cursor.fetchall())
-
-
-def _second_look(
-    cursor: CursorWrapper,
-    batches: Sequence[_Claimed],
-    facts: Mapping[int, _Facts],
-    ours: Mapping[str, int],
-    now: datetime,
-) -> list[Outcome]:
-    """Decide each open item: archived, failed a moment ago, ours to send, or waiting."""
-    fingerprints = list({batch.fingerprints[i] for batch in batches for i in batch.open_items})
-    entries = archive.look_up(
-        cursor,
-        fingerprints,
-        produced_after=min((f.produced_after for f in facts.values()), default=now),
-        now=now,
-    )
-    failures = _failures(cursor, fingerprints)
-    ended: list[Outcome] = []
-    for batch in batches:
-        fact = facts[batch.workflow_id]
-        items = outcomes.positions_by_item(batch.positions, batch.item_of)
-        for item in batch.open_items:
-            fingerprint = batch.fingerprints[item]
-            entry = entries.get(fingerprint)
-            code, failed_at = failures.get(fingerprint, ("", fact.accepted_at))
-            if entry is not None and entry.produced_at > fact.produced_after:
-                ended.append(
-                    completion.copied(
-                        batch.workflow_id, fact.accepted_at, items[item], entry,
-                        attempts=batch.attempts,
-                    )
-                )  # fmt: skip
-                batch.done |= 1 << item
-            elif failed_at > fact.accepted_at:
-                ended.append(
-                    Outcome(
-                        workflow_id=batch.workflow_id,
-                        positions=items[item],
-                        state=RequestState.FAILED,
-                        error=code,
-                        attempts=batch.attempts,
-                    )
-                )
-                batch.done |= 1 << item
-            elif ours.get(fingerprint) == batch.id:
-                batch.sent |= 1 << item
-            else:
-                batch.waits.append(fingerprint)
-    return ended
-
-
-def _failures(cursor: CursorWrapper, fingerprints: list[str]) -> dict[str, tuple[str, datetime]]:
-    prepared.execute(
-        cursor,
-        """
-        SELECT replace(fingerprint::text, '-', ''), code, failed_at
-        FROM fulfillment_failedflight WHERE fingerprint = ANY(%s::uuid[])
-        """,
-        [arrays.uuids(fingerprints)],
-    )
-    return {fingerprint: (code, failed_at) for fingerprint, code, failed_at in cursor.fetchall()}
-
-
-def _name_replicas(
-    batches: Sequence[_Claimed], facts: Mapping[int, _Facts], room: _Room, version_id: int
-) -> None:
-    """Give each batch that has something to send a replica, while windows have room."""
-    by_class: dict[PriorityClass, list[_Claimed]] = defaultdict(list)
-    for batch in batches:
-        if batch.sent:
-            by_class[facts[batch.workflow_id].cls].append(batch)
-    for cls in sorted(by_class):
-        names = room.names(cls, len(by_class[cls]))
-        for batch, name in zip(by_class[cls], names, strict=False):
-            batch.replica = name
-        room.take(cls, names, version_id)
-
-
-def _write(
-    cursor: CursorWrapper,
-    batches: Sequence[_Claimed],
-    ours: Mapping[str, int],
-    facts: Mapping[int, _Facts],
-    now: datetime,
-) -> None:
-    """Lease what is sent, park what waits, end what is done; drop flights that nobody needs."""
-    ids = arrays.integers(batch.id for batch in batches)
-    prepared.execute(
-        cursor,
-        """
-        UPDATE fulfillment_batch b
-        SET open_mask = u.open_mask, sent_mask = u.sent_mask, state = u.state,
-            replica = u.replica, fence = b.fence + 1,
-            lease_until = CASE WHEN u.state = 1
-                               THEN clock_timestamp() + make_interval(secs => %s::float8) END
-        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::text[])
-             AS u(id, open_mask, sent_mask, state, replica)
-        WHERE b.id = u.id
-        """,
-        [
-            leases.PICK_UP.total_seconds(),
-            ids,
-            arrays.integers(batch.open_mask & ~batch.done for batch in batches),
-            arrays.integers(batch.sent if batch.replica else 0 for batch in batches),
-            arrays.integers(_state(batch) for batch in batches),
-            arrays.texts(batch.replica for batch in batches),
-        ],
-    )
-    sent = {
-        batch.fingerprints[i]
-        for batch in batches
-        if batch.replica
-        for i in batch.open_items
-        if batch.sent >> i & 1
-    }
-    unused = [fingerprint for fingerprint in ours if fingerprint not in sent]
-    if unused:
-        cursor.execute(
-            "DELETE FROM fulfillment_flight WHERE fingerprint = ANY(%s::uuid[])",
-            [arrays.uuids(unused)],
-        )
-    prepared.execute(
-        cursor, "DELETE FROM fulfillment_batchwait WHERE batch_id = ANY(%s::bigint[])", [ids]
-    )
-    waits = [(batch.id, fingerprint) for batch in batches for fingerprint in batch.waits]
-    if waits:
-        cursor.execute(
-            """
-            INSERT INTO fulfillment_batchwait (batch_id, fingerprint)
-            SELECT * FROM unnest(%s::bigint[], %s::uuid[])
-            """,
-            [[w[0] for w in waits], [w[1] for w in waits]],
-        )
-    starting = {b.workflow_id for b in batches if b.replica and not facts[b.workflow_id].started}
-    if starting:
-        cursor.execute(
-            "UPDATE fulfillment_workflow SET started_at = %s WHERE id = ANY(%s)",
-            [now, list(starting)],
-        )
-
-
-def _state(batch: _Claimed) -> BatchState:
-    if batch.replica:
-        return BatchState.LEASED
-    if batch.open_mask == batch.done:
-        return BatchState.DONE
-    return BatchState.READY if batch.sent else BatchState.WAITING

@@ -11,68 +11,37 @@ An append does the same to an OPEN workflow: its chunks count at once, and the s
 """
 
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
 import orjson
 from django.conf import settings
-from django.db import IntegrityError, OperationalError, connection, transaction
-from django.db.backends.utils import CursorWrapper
+from django.db import IntegrityError, connection, transaction
 from django.utils.module_loading import import_string
-from psycopg2.errors import DeadlockDetected, UniqueViolation
 
-from fulfillment import archive, bell, completion, copying, documents
+from fulfillment import bell, completion
 from fulfillment.clock import database_now
 from fulfillment.errors import BacklogFull, Conflict, InvalidFields
+from fulfillment.ingest import ingest, is_open, not_open, superseded
 from fulfillment.models import (
     Rater,
     RaterVersion,
-    StatsDelta,
     Upload,
     Workflow,
     WorkflowStats,
-    request_key,
 )
-from fulfillment.policy.batching import MAX_BATCH_SIZE, cut, merge_equal
-from fulfillment.policy.fingerprint import Fingerprinter, request_digest
-from fulfillment.policy.lifecycle import RequestState, Source, WorkflowState
+from fulfillment.policy.batching import MAX_BATCH_SIZE
+from fulfillment.policy.fingerprint import Fingerprinter
+from fulfillment.policy.lifecycle import WorkflowState
 from fulfillment.raters import current_version
-from fulfillment.spool import MOST_LISTED, Record, Spool, take_in
+from fulfillment.spool import Spool, take_in
 
 CALL_LIMIT_MARGIN = timedelta(seconds=120)
 """What the default max duration adds to the deadline: a try started before it may end."""
-_APPEND_TRIES = 3
-
-_REQUEST_COLUMNS = (
-    "id", "workflow_id", "request_id", "request_digest", "query_id", "result_id", "side",
-    "result_weight", "query_weight", "fingerprint", "state", "source", "score", "label", "output",
-    "rating_id", "rated_at", "attempts", "warnings", "extra",
-)  # fmt: skip
-_BATCH_COLUMNS = (
-    "id", "workflow_id", "position", "round", "positions", "item_of", "fingerprints", "open_mask",
-    "sent_mask", "state", "attempts", "lost", "fence", "replica",
-)  # fmt: skip
-_PENDING = b"".join(
-    (
-        copying.int2(RequestState.PENDING),
-        copying.NULL * 6,  # source, score, label, output, rating, rated_at
-        copying.int2(0),
-    )
-)
-_FRESH_BATCH = b"".join(
-    (
-        copying.int8(0),  # sent_mask
-        copying.int2(0),  # READY
-        copying.int2(0),
-        copying.int2(0),
-        copying.int8(0),
-        copying.text(""),
-    )
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +132,7 @@ def append(
 def _take(upload: Upload, spool: Spool) -> Submission:
     if upload.finished_at is not None:
         return Submission(workflow=upload.workflow, answer=upload.answer, replayed=True)
-    _ingest(upload, spool)
+    ingest(upload, spool)
     _finish(upload)
     return Submission(workflow=upload.workflow, answer=upload.answer, replayed=False)
 
@@ -333,8 +302,8 @@ def _reserve(workflow: Workflow, owner: str, key: str | None, spool: Spool) -> U
                 .select_related("rater_version")
                 .get(pk=workflow.pk)
             )
-            if not _is_open(locked):
-                raise _not_open(locked)
+            if not is_open(locked):
+                raise not_open(locked)
             upload = Upload.objects.create(
                 owner=owner,
                 key=key,
@@ -362,295 +331,6 @@ def _same_key_now() -> Conflict:
     )
 
 
-def _superseded() -> Conflict:
-    return Conflict(
-        "another request took this upload over, or it stood still too long and was removed; send "
-        "it again",
-        code="upload_superseded",
-    )
-
-
-def _is_open(workflow: Workflow) -> bool:
-    """Say whether a workflow takes more rows."""
-    return workflow.closed_at is None and workflow.state in {
-        WorkflowState.OPEN,
-        WorkflowState.PAUSED,
-    }
-
-
-def _not_open(workflow: Workflow) -> Conflict:
-    return Conflict(
-        f"workflow {workflow.public_id} takes no more rows: it is "
-        f"{WorkflowState(workflow.state).name}" + (" and closed" if workflow.closed_at else ""),
-        code="workflow_not_open",
-    )
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """What one chunk adds to the answer."""
-
-    hits: int = 0
-    coalesced: int = 0
-    pending: int = 0
-    score_sum: float = 0.0
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[dict[str, Any]] = field(default_factory=list)
-
-
-def _ingest(upload: Upload, spool: Spool) -> None:
-    if not upload.answer:
-        upload.answer = {
-            "accepted": 0,
-            "hits": 0,
-            "coalesced": 0,
-            "pending": 0,
-            "rejected": [refused.as_json() for refused in spool.refused],
-            "rejected_count": spool.refused_count,
-            "warnings": [],
-        }
-    position = upload.first_position
-    for number, records in enumerate(spool.chunks()):
-        if number >= upload.chunks:
-            _ingest_chunk_surely(upload, records, position)
-        position += len(records)
-
-
-def _ingest_chunk_surely(upload: Upload, records: Sequence[Record], position: int) -> None:
-    for attempt in range(_APPEND_TRIES):
-        try:
-            return _ingest_chunk(upload, records, position)
-        except (IntegrityError, OperationalError) as error:
-            # Another append committed one of our ids between our look and our COPY, or has two of
-            # ours in another order: look again.
-            met = isinstance(error.__cause__, UniqueViolation | DeadlockDetected)
-            if upload.creates or not met or attempt == _APPEND_TRIES - 1:
-                raise
-    return None
-
-
-def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> None:
-    """Write one chunk: requests, batches, payloads, progress and the upload's record."""
-    workflow = upload.workflow
-    with transaction.atomic(), connection.cursor() as cursor:
-        _lock(cursor, upload)
-        chunk = _Chunk()
-        numbered = _without_known_ids(cursor, upload, list(enumerate(records, position)), chunk)
-        now = _now(cursor)
-        hits = _hits(cursor, workflow, [record for _, record in numbered], now)
-        open_rows = [(p, r) for p, r in numbered if r.fingerprint not in hits]
-        items = [
-            [open_rows[i] for i in group]
-            for group in merge_equal([bytes.fromhex(r.fingerprint) for _, r in open_rows])
-        ]
-        workflow_id = workflow.pk
-        copying.copy(
-            cursor,
-            "fulfillment_ratingrequest",
-            _REQUEST_COLUMNS,
-            (_request(workflow_id, p, r, hits.get(r.fingerprint)) for p, r in numbered),
-        )
-        _copy_batches(cursor, workflow, items)
-        chunk.hits = len(numbered) - len(open_rows)
-        chunk.pending = len(items)
-        chunk.coalesced = len(open_rows) - len(items)
-        chunk.score_sum = sum(
-            entry.score for _, r in numbered if (entry := hits.get(r.fingerprint))
-        )
-        chunk.warnings += (
-            {"line": record.line, "request_id": record.name(p), "code": code}
-            for p, record in numbered
-            for code in record.warnings
-        )
-        StatsDelta.objects.create(
-            workflow=workflow,
-            received=len(numbered),
-            completed=chunk.hits,
-            from_archive=chunk.hits,
-            score_sum=chunk.score_sum,
-        )
-        answer = _added(upload.answer, chunk)
-        Upload.objects.filter(pk=upload.pk).update(
-            chunks=upload.chunks + 1, heartbeat_at=now, answer=answer
-        )
-    upload.chunks, upload.answer = upload.chunks + 1, answer
-
-
-def _lock(cursor: CursorWrapper, upload: Upload) -> None:
-    cursor.execute(
-        "SELECT holder, chunks FROM fulfillment_upload WHERE id = %s FOR UPDATE", [upload.pk]
-    )
-    if cursor.fetchone() != (upload.holder, upload.chunks):
-        raise _superseded()
-    # Blocks close, cancel and completion (FOR NO KEY UPDATE) for this transaction, nobody else.
-    cursor.execute(
-        "SELECT state, closed_at FROM fulfillment_workflow WHERE id = %s FOR SHARE",
-        [upload.workflow_id],
-    )
-    workflow = upload.workflow
-    workflow.state, workflow.closed_at = cursor.fetchone()
-    if not (workflow.state == WorkflowState.RECEIVING if upload.creates else _is_open(workflow)):
-        raise _not_open(workflow)
-
-
-def _now(cursor: CursorWrapper) -> datetime:
-    cursor.execute("SELECT clock_timestamp()")
-    (now,) = cursor.fetchone()
-    assert isinstance(now, datetime)
-    return now
-
-
-def _without_known_ids(
-    cursor: CursorWrapper, upload: Upload, numbered: list[tuple[int, Record]], chunk: _Chunk
-) -> list[tuple[int, Record]]:
-    """Leave out, and refuse alone, rows whose request id the workflow has already.
-
-    An earlier upload had it; or one row's id is the one that another gets by its position, which
-    only an upload that makes its workflow knows before it begins.
-    """
-    if upload.creates:
-        return numbered
-    digests = [request_digest(record.name(position)).hex() for position, record in numbered]
-    cursor.execute(
-        """
-        SELECT replace(request_digest::text, '-', '') FROM fulfillment_ratingrequest
-        WHERE workflow_id = %s AND request_digest = ANY(%s::uuid[])
-        """,
-        [upload.workflow_id, digests],
-    )
-    known = {digest for (digest,) in cursor.fetchall()}
-    fresh = []
-    for (position, record), digest in zip(numbered, digests, strict=True):
-        if digest in known:
-            chunk.rejected.append(
-                {
-                    "line": record.line,
-                    "code": "duplicate_request_id",
-                    "detail": f"the workflow has a row {record.name(position)!r} already",
-                }
-            )
-        else:
-            known.add(digest)
-            fresh.append((position, record))
-    return fresh
-
-
-def _hits(
-    cursor: CursorWrapper, workflow: Workflow, records: Sequence[Record], now: datetime
-) -> dict[str, archive.Entry]:
-    if workflow.bypass:
-        return {}
-    return archive.look_up(
-        cursor,
-        list({record.fingerprint for record in records}),
-        produced_after=archive.fresh_after(
-            now=now,
-            freshness_s=workflow.rater.freshness_s,
-            max_age_s=workflow.max_age_s,
-            accepted_at=workflow.created_at,
-            bypass=False,
-        ),
-        now=now,
-    )
-
-
-def _request(workflow_id: int, position: int, record: Record, entry: archive.Entry | None) -> bytes:
-    request_id = record.name(position)
-    return b"".join(
-        (
-            copying.int8(request_key(workflow_id, position)),
-            copying.int8(workflow_id),
-            copying.text(request_id),
-            copying.uuid(request_digest(request_id)),
-            copying.text(record.query_id),
-            copying.text(record.result_id),
-            copying.int2(record.side),
-            copying.float8(record.result_weight),
-            copying.float8(record.query_weight),
-            copying.uuid(bytes.fromhex(record.fingerprint)),
-            _PENDING if entry is None else _completed(entry),
-            copying.text_array(record.warnings or None),
-            copying.jsonb(None if record.extra is None else documents.dump(record.extra)),
-        )
-    )
-
-
-def _completed(entry: archive.Entry) -> bytes:
-    return b"".join(
-        (
-            copying.int2(RequestState.COMPLETED),
-            copying.int2(Source.ARCHIVE),
-            copying.float8(entry.score),
-            copying.text(entry.label),
-            copying.jsonb(None if entry.output is None else entry.output.encode()),
-            copying.int8(entry.rating_id),
-            copying.timestamp(entry.produced_at),
-            copying.int2(0),
-        )
-    )
-
-
-def _copy_batches(
-    cursor: CursorWrapper, workflow: Workflow, items: Sequence[list[tuple[int, Record]]]
-) -> None:
-    batches = cut(items, workflow.batch_size)
-    if not batches:
-        return
-    cursor.execute(
-        "SELECT nextval('fulfillment_batch_id_seq') FROM generate_series(1, %s)", [len(batches)]
-    )
-    ids = [row[0] for row in cursor.fetchall()]
-    copying.copy(
-        cursor,
-        "fulfillment_batch",
-        _BATCH_COLUMNS,
-        (_batch(i, workflow, batch) for i, batch in zip(ids, batches, strict=True)),
-    )
-    copying.copy(
-        cursor,
-        "fulfillment_batchpayload",
-        ("batch_id", "workflow_id", "data"),
-        (
-            copying.int8(i) + copying.int8(workflow.pk) + copying.binary(_payload(batch))
-            for i, batch in zip(ids, batches, strict=True)
-        ),
-    )
-
-
-def _batch(batch_id: int, workflow: Workflow, items: Sequence[list[tuple[int, Record]]]) -> bytes:
-    return b"".join(
-        (
-            copying.int8(batch_id),
-            copying.int8(workflow.pk),
-            copying.int8(items[0][0][0]),
-            copying.int2(workflow.round),
-            copying.int4_array([position for rows in items for position, _ in rows]),
-            copying.int2_array([number for number, rows in enumerate(items) for _ in rows]),
-            copying.uuid_array([bytes.fromhex(rows[0][1].fingerprint) for rows in items]),
-            copying.int8((1 << len(items)) - 1),
-            _FRESH_BATCH,
-        )
-    )
-
-
-def _payload(items: Sequence[list[tuple[int, Record]]]) -> bytes:
-    """Pack [key fields, url digest] of each item."""
-    return documents.pack([[rows[0][1].item, rows[0][1].url_digest] for rows in items])
-
-
-def _added(answer: dict[str, Any], chunk: _Chunk) -> dict[str, Any]:
-    room = MOST_LISTED - len(answer["rejected"])
-    return {
-        "accepted": answer["accepted"] + chunk.hits + chunk.coalesced + chunk.pending,
-        "hits": answer["hits"] + chunk.hits,
-        "coalesced": answer["coalesced"] + chunk.coalesced,
-        "pending": answer["pending"] + chunk.pending,
-        "rejected": answer["rejected"] + chunk.rejected[:room],
-        "rejected_count": answer["rejected_count"] + len(chunk.rejected),
-        "warnings": (answer["warnings"] + chunk.warnings)[:MOST_LISTED],
-    }
-
-
 def _finish(upload: Upload) -> None:
     """Open or close the workflow, record the answer, and wake who goes on from here."""
     with transaction.atomic():
@@ -663,7 +343,7 @@ def _finish(upload: Upload) -> None:
         now = database_now()
         done = Upload.objects.filter(pk=upload.pk).update(finished_at=now, answer=upload.answer)
         if workflow is None or not done:
-            raise _superseded()
+            raise superseded()
         if upload.creates and workflow.state == WorkflowState.RECEIVING:
             workflow.state = WorkflowState.RUNNING if upload.closes else WorkflowState.OPEN
             workflow.closed_at = now if upload.closes else None

@@ -19,7 +19,7 @@ from uuid import UUID
 from django.db import connection
 from django.db.models import F, Sum
 
-from fulfillment import completion, dispatch, documents, leases, outcomes
+from fulfillment import claim, completion, dispatch, documents, leases, outcomes
 from fulfillment.clock import database_now
 from fulfillment.leases import Finish, Scored, Taken
 from fulfillment.models import (
@@ -101,15 +101,16 @@ class Queue:
     memory: dispatch.Memory = field(default_factory=dispatch.Memory)
     sent: list[Message] = field(default_factory=list)
 
-    def run(self) -> dispatch.Pass:
+    def run(self) -> claim.Pass:
         """Run one pass of the dispatcher."""
         return dispatch.run_once(
             database_now(), memory=self.memory, directory=self.fleet, publish=self._publish
         )
 
-    def wake_and_run(self) -> dispatch.Pass:
+    def wake_and_run(self) -> claim.Pass:
         """Run a pass as the dispatcher's loop does."""
         leases.wake(now=database_now())
+        claim.look_again(database_now())
         return self.run()
 
     def take_sent(self) -> list[Message]:

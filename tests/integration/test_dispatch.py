@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from fulfillment import completion, dispatch, leases, progress
+from fulfillment import claim, completion, dispatch, leases, progress
 from fulfillment.clock import database_now
 from fulfillment.models import (
     Batch,
@@ -197,7 +197,7 @@ def test_nothing_is_claimed_that_may_not_be_sent(obstacle: Any) -> None:
 
     done = dispatcher.run()
 
-    assert done == dispatch.Pass()
+    assert done == claim.Pass()
     (batch,) = batches(workflow)
     assert (batch.state, batch.fence) == (BatchState.READY, 0)
     assert not dispatcher.sent
@@ -383,7 +383,7 @@ def test_batches_that_a_shrunk_window_cannot_take_are_left_alone() -> None:
     second = dispatcher.run()
 
     assert [b.state for b in batches(high)] == [BatchState.LEASED] * 2
-    assert (first.sent, second) == (3, dispatch.Pass())
+    assert (first.sent, second) == (3, claim.Pass())
     assert [b.fence for b in batches(low)] == [1] + [0] * 19
 
 
@@ -735,7 +735,7 @@ def test_a_claim_that_meets_a_lock_gives_up_soon_and_leaves_all_for_the_next_pas
         Flight.objects.create(fingerprint=key("b"), batch_id=1, fence=1)
         done = pool.submit(dispatcher.run).result(10)
 
-        assert done == dispatch.Pass()
+        assert done == claim.Pass()
         assert not dispatcher.sent
         transaction.set_rollback(True)
 
@@ -757,9 +757,9 @@ def test_an_item_whose_flight_ends_during_the_claim_is_found_in_the_archive() ->
     with threads(1) as pool:
         with transaction.atomic():
             leases.finish([rated(taken)])
-            claim = pool.submit(dispatcher.run)
-            until_blocked(claim)
-        done = claim.result(10)
+            claiming = pool.submit(dispatcher.run)
+            until_blocked(claiming)
+        done = claiming.result(10)
 
     assert (done.sent, done.ended) == (0, 1)
     assert [r.source for w in (one, two) for r in requests(w)] == [Source.MODEL, Source.COALESCED]

@@ -13,7 +13,17 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from fulfillment import archive, completion, copying, documents, intake, raters, retention, spool
+from fulfillment import (
+    archive,
+    completion,
+    copying,
+    documents,
+    ingest,
+    intake,
+    raters,
+    retention,
+    spool,
+)
 from fulfillment.clock import database_now
 from fulfillment.errors import BacklogFull, BadUpload, Conflict, FulfillmentError, InvalidFields
 from fulfillment.intake import Body, Submission, WorkflowForm
@@ -356,7 +366,7 @@ def test_bad_rows_are_left_out_and_positions_close_up() -> None:
 
 
 def test_refusals_and_warnings_are_listed_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (spool, intake):
+    for module in (spool, ingest):
         monkeypatch.setattr(module, "MOST_LISTED", 3)
 
     done = submit(["x"] * 5 + [row(n, text="\0") for n in range(6)])

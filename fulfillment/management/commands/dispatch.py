@@ -18,7 +18,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from kombu import Producer
 from kombu.exceptions import OperationalError as BrokerError
 
-from fulfillment import bell, dispatch, leases, recovery
+from fulfillment import bell, claim, dispatch, leases, recovery
 from fulfillment.clock import database_now
 from fulfillment.model_directory import (
     ModelDescription,
@@ -157,6 +157,7 @@ class _Leader:
             leases.expire(now=now, trust_heartbeats=time.monotonic() > self._trust_from)
         leases.wake(now=now, sweep=second)
         if second:
+            claim.look_again(now)
             self._looked_at = now
         dispatch.observe(self._memory, signals, now)
         done = dispatch.run_once(
