@@ -174,15 +174,22 @@ def test_watch_outlives_a_server_that_restarts(
     assert "trying again" in ended.err
 
 
+WATCH_WITH_SIGINT = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("airs_client", run_name="__main__")
+"""
+"""A test run in the background may have SIGINT ignored, which a child inherits. (Not by preexec_fn:
+it forks, which a process that has loaded JAX must not.)"""
+
+
 def test_ctrl_c_stops_watching_and_nothing_else(environ: Mapping[str, str], api: FakeApi) -> None:
     api.looks = deque([workflow(state="RUNNING", completed=60)])
     watching = subprocess.Popen(
-        [sys.executable, "-m", "airs_client", "watch", "wf_1"],
+        [sys.executable, "-c", WATCH_WITH_SIGINT, "watch", "wf_1"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # A test run in the background may have SIGINT ignored, which a child would inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with watching:
         assert watching.stderr is not None
