@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.model_server.gated import SERVING, GatedDevice, vector
-from workers.model_server.batcher import Batcher, DeadlinePassed, DeviceFailed
+from workers.model_server.batcher import Batcher, Closed, DeadlinePassed, DeviceFailed
 from workers.model_server.meter import Meter
 from workers.model_server.reader import Ids, Tokens
 
@@ -243,3 +243,23 @@ def test_lanes_compute_side_by_side_and_busy_time_counts_once() -> None:
     bench = trial(scenario, lanes=2)
     assert bench.meter.busy_seconds(100.0) == 3.0
     assert (bench.meter.batches, bench.meter.sequences) == (2, 4)
+
+
+def test_closing_fails_what_waits_and_what_still_comes() -> None:
+    async def scenario(bench: Bench) -> None:
+        computing = bench.call(ids(1), ids(1))
+        await bench.device.started()
+        waiting = bench.call(ids(2), ids(2))
+        await asyncio.sleep(0)  # lets the call enter the queue
+
+        bench.batcher.close()
+        with pytest.raises(Closed):
+            await waiting
+        with pytest.raises(Closed):  # its texts were being read meanwhile
+            await bench.call(ids(3), ids(3))
+
+        bench.device.let()
+        await computing
+        assert len(bench.device.batches) == 1
+
+    trial(scenario)

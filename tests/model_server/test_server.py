@@ -69,6 +69,16 @@ class Bench:
             while (await self.get("/v2/models/m/stats")).body["queue_rows"] != rows:
                 await asyncio.sleep(0)
 
+    async def until_waiting(self, sequences: int) -> None:
+        """Wait until so many sequences have been read and wait for the device.
+
+        A call is open (`until_open`) before its texts are read in a thread of their own.
+        """
+        assert self.server._scorer is not None
+        async with asyncio.timeout(20):
+            while len(self.server._scorer._batcher._entries) != sequences:
+                await asyncio.sleep(0)
+
 
 async def read(response: aiohttp.ClientResponse) -> Any:
     if response.content_type == "application/json":
@@ -276,9 +286,9 @@ def test_urgent_calls_are_answered_first() -> None:
             answered.append(priority)
 
         calls = []
-        for rows, priority in ((2, 101), (3, 51), (4, 1)):
+        for waiting, priority in ((1, 101), (2, 51), (3, 1)):
             calls.append(asyncio.create_task(note(priority)))
-            await bench.until_open(rows)
+            await bench.until_waiting(waiting)
         bench.model.device.let()
         await first
         pending = set(calls)

@@ -115,6 +115,7 @@ class Batcher:
         self._turn = 0
         self._free = serving.lanes
         self._failures = 0
+        self._closed = False
         self.broken = asyncio.Event()
         self._threads = ThreadPoolExecutor(serving.lanes, thread_name_prefix="lane")
 
@@ -131,6 +132,8 @@ class Batcher:
         Raises DeadlinePassed, DeviceFailed or Closed. When the caller is cancelled, what has not
         been computed yet is dropped.
         """
+        if self._closed:  # while the call's texts were being read
+            raise Closed()
         query_ids = [tokens.ids for tokens in queries]
         text_ids = [tokens.ids for tokens in texts]
         call = Call(
@@ -150,6 +153,7 @@ class Batcher:
 
     def close(self) -> None:
         """Fail what still waits, and let the lanes' threads end."""
+        self._closed = True
         for entry in list(self._entries.values()):
             self._fail(entry.call, Closed())
         self._threads.shutdown(wait=False)
