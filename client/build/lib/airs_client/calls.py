@@ -1,0 +1,261 @@
+"""The REST calls as values: how each request is built and how its answer is read.
+
+Pure. `client` sends them, once for synchronous and once for asynchronous callers, and knows nothing
+of any single call.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import parse_qs, quote, urlsplit
+
+from airs_client import errors
+from airs_client.results import (
+    Model,
+    Page,
+    Rater,
+    Rating,
+    RatingsPage,
+    Submission,
+    Workflow,
+    model_from,
+    rater_from,
+    rating_from,
+    submission_from,
+    workflow_from,
+)
+from airs_client.uploads import Upload
+
+T = TypeVar("T")
+
+ResultFormat = Literal["jsonl", "csv"]
+
+_ROOT = "/api/v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """An answer as it came; header names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[T]):
+    """One request and the reader of its answer. `repeatable`: doing it twice does no harm."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    read: Callable[[Reply], T]
+    params: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    upload: Upload | None = None
+    repeatable: bool
+
+
+def outcome(call: Call[T], reply: Reply) -> T:
+    """The value of a call, or the error that the answer stands for."""
+    if reply.status >= 400:
+        raise errors.from_answer(
+            status=reply.status,
+            content_type=reply.headers.get("content-type", ""),
+            body=reply.body,
+            request_id=reply.headers.get("x-request-id", ""),
+            retry_after_s=reply.retry_after_s,
+        )
+    if not 200 <= reply.status < 300:
+        target = reply.headers.get("location", "nowhere")
+        raise errors.UnexpectedAnswer(f"the server answered {reply.status} and points to {target}")
+    return call.read(reply)
+
+
+def submit(
+    upload: Upload,
+    *,
+    rater: str,
+    name: str | None = None,
+    priority: int | None = None,
+    deadline: timedelta | None = None,
+    max_duration: timedelta | None = None,
+    complete_when: float | None = None,
+    batch_size: int | None = None,
+    bypass: bool = False,
+    idempotency_key: str | None = None,
+) -> Call[Submission]:
+    params = _params(
+        rater=rater,
+        name=name or upload.name,
+        priority=priority,
+        deadline_s=_seconds(deadline),
+        max_duration_s=_seconds(max_duration),
+        complete_when=complete_when,
+        batch_size=batch_size,
+        bypass="true" if bypass else None,
+    )
+    key = idempotency_key or content_key(upload, params)
+    return Call(
+        method="POST",
+        path=f"{_ROOT}/workflows",
+        read=_submission,
+        params=params,
+        headers={**upload.headers, "Idempotency-Key": key},
+        upload=upload,
+        repeatable=True,
+    )
+
+
+def workflow(workflow_id: str) -> Call[Workflow]:
+    return _get(f"/workflows/{_segment(workflow_id)}", _one(workflow_from))
+
+
+def workflows(
+    *, state: str | None = None, rater: str | None = None, cursor: str | None = None
+) -> Call[Page[Workflow]]:
+    params = _params(state=state, rater=rater, cursor=cursor)
+    return _get("/workflows", _many(workflow_from), params)
+
+
+def cancel(workflow_id: str) -> Call[Workflow]:
+    return _change(f"/workflows/{_segment(workflow_id)}/cancel", _one(workflow_from))
+
+
+def ratings_page(
+    workflow_id: str,
+    *,
+    format: ResultFormat = "jsonl",
+    state: str | None = None,
+    cursor: str | None = None,
+) -> Call[RatingsPage]:
+    params = _params(format=format, state=state, cursor=cursor)
+
+    def read(reply: Reply) -> RatingsPage:
+        following = _next_cursor(reply.headers)
+        if following is not None and following == cursor:
+            raise errors.UnexpectedAnswer(f"the server gives cursor {cursor} as its own successor")
+        return RatingsPage(content=reply.body, next=following)
+
+    return _get(f"/workflows/{_segment(workflow_id)}/ratings", read, params)
+
+
+def raters(*, cursor: str | None = None) -> Call[Page[Rater]]:
+    return _get("/raters", _many(rater_from), _params(cursor=cursor))
+
+
+def rater(rater_id: str) -> Call[Rater]:
+    return _get(f"/raters/{_segment(rater_id)}", _one(rater_from))
+
+
+def models(*, cursor: str | None = None) -> Call[Page[Model]]:
+    return _get("/models", _many(model_from), _params(cursor=cursor))
+
+
+def model(model_id: str) -> Call[Model]:
+    return _get(f"/models/{_segment(model_id)}", _one(model_from))
+
+
+def ratings_in(page: RatingsPage) -> Iterator[Rating]:
+    """The records of a jsonl page; only LF ends a record, whatever the texts contain."""
+    for line in page.content.split(b"\n"):
+        if line.strip():
+            yield rating_from(_object(line))
+
+
+def content_key(upload: Upload, params: Mapping[str, str]) -> str:
+    """Equal for the same bytes sent in the same way, so that a second upload is the first one."""
+    parts = [upload.digest, upload.headers, dict(params)]
+    encoded = json.dumps(parts, sort_keys=True).encode()
+    return f"airs-{hashlib.sha256(encoded).hexdigest()}"
+
+
+def _submission(reply: Reply) -> Submission:
+    # 202 is a new workflow; a server that has seen the key before answers 200 or says so.
+    replayed = reply.status == 200 or reply.headers.get("idempotency-replayed") == "true"
+    return submission_from(_object_of(reply), replayed=replayed)
+
+
+def _get(path: str, read: Callable[[Reply], T], params: Mapping[str, str] | None = None) -> Call[T]:
+    return Call(method="GET", path=_ROOT + path, read=read, params=params or {}, repeatable=True)
+
+
+def _change(path: str, read: Callable[[Reply], T]) -> Call[T]:
+    """A state change that the API promises to be idempotent."""
+    return Call(method="POST", path=_ROOT + path, read=read, repeatable=True)
+
+
+def _one(convert: Callable[[Mapping[str, Any]], T]) -> Callable[[Reply], T]:
+    return lambda reply: convert(_object_of(reply))
+
+
+def _many(convert: Callable[[Mapping[str, Any]], T]) -> Callable[[Reply], Page[T]]:
+    def read(reply: Reply) -> Page[T]:
+        raw = _object_of(reply)
+        items = raw.get("items")
+        if not isinstance(items, list):
+            raise errors.UnexpectedAnswer("the server answered a list call without items")
+        following = raw.get("next")
+        return Page(
+            items=tuple(convert(item) for item in items if isinstance(item, dict)),
+            next=_cursor_in(str(following)) if following else None,
+            raw=raw,
+        )
+
+    return read
+
+
+def _object_of(reply: Reply) -> Mapping[str, Any]:
+    kind = reply.headers.get("content-type", "")
+    if "json" not in kind:
+        raise errors.UnexpectedAnswer(
+            f"the server answered {reply.status} with {kind or 'nothing'} instead of JSON; "
+            "is this address an AIRS server?"
+        )
+    return _object(reply.body)
+
+
+def _object(text: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise errors.UnexpectedAnswer(f"the server's answer is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise errors.UnexpectedAnswer("the server's answer is not a JSON object")
+    return value
+
+
+def _next_cursor(headers: Mapping[str, str]) -> str | None:
+    if cursor := headers.get("x-next-cursor"):
+        return cursor
+    for link in headers.get("link", "").split(","):
+        target, _, attributes = link.partition(">")
+        if 'rel="next"' in attributes or "rel=next" in attributes:
+            return _cursor_in(target.strip().lstrip("<"))
+    return None
+
+
+def _cursor_in(following: str) -> str:
+    """A cursor given bare or inside the next page's address.
+
+    Only the cursor is taken from an address: the token never goes where an answer points to.
+    """
+    values = parse_qs(urlsplit(following).query).get("cursor")
+    return values[0] if values else following
+
+
+def _params(**values: object) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _seconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else round(duration.total_seconds())
+
+
+def _segment(identifier: str) -> str:
+    if identifier.strip() in ("", ".", ".."):
+        raise errors.UnusableId(f"{identifier!r} is not an id")
+    return quote(identifier, safe="")

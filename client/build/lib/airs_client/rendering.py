@@ -1,0 +1,198 @@
+"""Values as text for people. Pure: what is written where is left to others."""
+
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.cells import cell_len
+
+from airs_client.errors import AirsError, ApiError, ProblemItem
+from airs_client.results import Eta, RowProblem, Submission, Workflow
+
+_SHOWN_ITEMS = 10
+
+
+def problem(error: AirsError) -> str:
+    """An error with its first faults and what to do about it."""
+    lines = [f"error: {error}"]
+    if isinstance(error, ApiError):
+        lines += _some([_fault(item) for item in error.items])
+        origin = f"HTTP {error.status}"
+        if error.request_id:
+            origin += f", request {error.request_id}"
+        lines[0] += f" ({origin})"
+    if error.remedy:
+        lines.append(error.remedy)
+    return "\n".join(printable(line) for line in lines)
+
+
+def submission(sent: Submission) -> str:
+    """What became of an upload, as talk."""
+    lines = [f"{sent.accepted:,} rows accepted"]
+    if sent.replayed:
+        lines = [
+            "These rows were sent before; this is the workflow of that time.",
+            "Send them with --again to have them rated in a new one.",
+        ]
+    if sent.rejected:
+        lines.append(f"{len(sent.rejected):,} rows refused:")
+        lines += _some([_row(row) for row in sent.rejected])
+    if sent.warnings:
+        lines.append(f"{len(sent.warnings):,} warnings:")
+        lines += _some([_row(row) for row in sent.warnings])
+    return "\n".join(printable(line) for line in lines)
+
+
+def progress_line(workflow: Workflow) -> str:
+    """One line that says how far a workflow is."""
+    counts = workflow.counts
+    parts = [f"{workflow.state} {counts.ended:,}/{counts.total:,}"]
+    if counts.total:
+        parts[0] += f" ({counts.ended / counts.total:.0%})"
+    parts += _faults(workflow)
+    if (hit_rate := workflow.sources.hit_rate) is not None:
+        parts.append(f"hits {hit_rate:.0%}")
+    if workflow.eta and not workflow.finished:
+        parts.append(f"ETA {eta(workflow.eta)}")
+    return ", ".join(parts)
+
+
+def workflow_block(workflow: Workflow) -> str:
+    """All that a person wants to know of one workflow."""
+    sources, counts = workflow.sources, workflow.counts
+    mean = "none yet"
+    if workflow.mean_score is not None:
+        mean = f"{workflow.mean_score:.4f} over {workflow.scored:,} scored of {counts.total:,}"
+    hit_rate = "" if sources.hit_rate is None else f" (hit rate {sources.hit_rate:.0%})"
+    waiting = f"{counts.pending:,} pending, {counts.running:,} running"
+    if counts.retrying:
+        waiting += f", {counts.retrying:,} retrying"
+    return fields(
+        {
+            "id": workflow.id,
+            "name": workflow.name,
+            "rater": workflow.rater,
+            "state": workflow.state,
+            "priority": workflow.priority,
+            "requests": f"{counts.total:,}: {', '.join([_completed(workflow), waiting])}",
+            "not rated": ", ".join(_faults(workflow)) or None,
+            "answered by": f"archive {sources.archive:,}, coalesced {sources.coalesced:,}, "
+            f"model {sources.model:,}{hit_rate}",
+            "model calls": f"{workflow.model_calls:,} (accelerator "
+            f"{workflow.accelerator_seconds:,.1f} s)",
+            "mean score": mean,
+            "ETA": eta(workflow.eta) if workflow.eta and not workflow.finished else None,
+            "created": _instant(workflow.created_at),
+            "deadline": _instant(workflow.deadline_at) if not workflow.finished else None,
+            "finished": _instant(workflow.finished_at),
+        }
+    )
+
+
+def workflow_table(workflows: Iterable[Workflow]) -> str:
+    return table(
+        ("ID", "STATE", "RATER", "ENDED", "NOT RATED", "HITS", "CREATED", "NAME"),
+        [
+            (
+                workflow.id,
+                workflow.state,
+                workflow.rater,
+                f"{workflow.counts.ended:,}/{workflow.counts.total:,}",
+                f"{workflow.counts.ended - workflow.counts.completed:,}",
+                "" if (rate := workflow.sources.hit_rate) is None else f"{rate:.0%}",
+                _instant(workflow.created_at) or "",
+                workflow.name,
+            )
+            for workflow in workflows
+        ],
+    )
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns side by side, two blanks between; wide characters count as two."""
+    lines = [[printable(cell) for cell in row] for row in [headers, *rows]]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(headers))]
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def fields(values: Mapping[str, Any]) -> str:
+    """Names and values in two columns; what has no value is left out."""
+    shown = {name: value for name, value in values.items() if value not in (None, "")}
+    width = max(map(cell_len, shown), default=0)
+    return "\n".join(
+        printable(f"{name}{' ' * (width - cell_len(name))}  {_plain(value)}")
+        for name, value in shown.items()
+    )
+
+
+def eta(estimate: Eta) -> str:
+    text = duration(estimate.seconds)
+    if estimate.low is not None and estimate.high is not None:
+        text += f" ({duration(estimate.low)} to {duration(estimate.high)})"
+    return text
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: `42 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def printable(text: str) -> str:
+    """The text without what could steer a terminal: it comes from files and servers."""
+    return "".join(
+        "\ufffd" if unicodedata.category(character) in ("Cc", "Cs") else character
+        for character in text
+    )
+
+
+def _fault(item: ProblemItem) -> str:
+    where = f"line {item.line}: " if item.line is not None else ""
+    where = f"{item.field}: " if item.field and not where else where
+    return f"{where}{item.code}" + (f": {item.detail}" if item.detail else "")
+
+
+def _row(row: RowProblem) -> str:
+    return _fault(ProblemItem(code=row.code, detail=row.detail, line=row.line))
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    shown = [f"  {line}" for line in lines[:_SHOWN_ITEMS]]
+    if len(lines) > _SHOWN_ITEMS:
+        shown.append(f"  … and {len(lines) - _SHOWN_ITEMS:,} more")
+    return shown
+
+
+def _completed(workflow: Workflow) -> str:
+    return f"{workflow.counts.completed:,} completed"
+
+
+def _faults(workflow: Workflow) -> list[str]:
+    counts = workflow.counts
+    named = {
+        "failed": counts.failed,
+        "timed out": counts.timed_out,
+        "cancelled": counts.cancelled,
+    }
+    return [f"{count:,} {name}" for name, count in named.items() if count]
+
+
+def _instant(instant: datetime | None) -> str | None:
+    return instant.strftime("%Y-%m-%d %H:%M:%S UTC") if instant else None
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)

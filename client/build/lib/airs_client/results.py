@@ -1,0 +1,312 @@
+"""What the server answers, as typed values.
+
+Readers are lenient: an unknown field is kept in `raw`, a missing one takes the default, so that
+client and server of different age get along.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+Raw = Mapping[str, Any]
+T = TypeVar("T")
+
+TERMINAL_STATES = frozenset({"COMPLETED", "PARTIAL", "FAILED", "CANCELLED"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Requests of a workflow by state."""
+
+    total: int = 0
+    pending: int = 0
+    running: int = 0
+    retrying: int = 0
+    completed: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed + self.timed_out + self.cancelled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """Where the completed requests have their rating from."""
+
+    archive: int = 0
+    coalesced: int = 0
+    model: int = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share answered by the archive; None before anything is completed."""
+        known = self.archive + self.coalesced + self.model
+        return self.archive / known if known else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eta:
+    """Seconds to the end: the estimate and the range that it probably lies in."""
+
+    seconds: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workflow:
+    """One evaluation workflow as the server last described it."""
+
+    id: str
+    name: str = ""
+    rater: str = ""
+    owner: str = ""
+    priority: int | None = None
+    state: str = ""
+    counts: Counts = Counts()
+    sources: Sources = Sources()
+    mean_score: float | None = None
+    scored: int = 0
+    eta: Eta | None = None
+    created_at: datetime | None = None
+    closed_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    deadline_at: datetime | None = None
+    model_calls: int = 0
+    attempts: int = 0
+    accelerator_seconds: float = 0.0
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def finished(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowProblem:
+    """A row that was refused (or taken with a warning) alone, by its line in what was sent."""
+
+    line: int | None
+    code: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What became of an upload. `replayed`: the same upload had been taken before."""
+
+    workflow: Workflow
+    accepted: int = 0
+    rejected: tuple[RowProblem, ...] = ()
+    warnings: tuple[RowProblem, ...] = ()
+    replayed: bool = False
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rating:
+    """The record of one request; `score` is None unless `state` is COMPLETED."""
+
+    request_id: str
+    state: str
+    query_id: str | None = None
+    result_id: str | None = None
+    side: str | None = None
+    score: float | None = None
+    label: str | None = None
+    output: Any = None
+    source: str | None = None
+    error: Any = None
+    attempts: int = 0
+    rated_at: datetime | None = None
+    age_s: float | None = None
+    rater_version: str | None = None
+    warnings: tuple[Any, ...] = ()
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rater:
+    """A rater that workflows can name."""
+
+    id: str
+    autorater: str = ""
+    model: str = ""
+    mode: str = ""
+    score_min: float | None = None
+    score_max: float | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model that raters call."""
+
+    id: str
+    kind: str = ""
+    protocol: str = ""
+    state: str = ""
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page(Generic[T]):
+    """Part of a list; `next` is the cursor of the following part, None at the end."""
+
+    items: tuple[T, ...]
+    next: str | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatingsPage:
+    """Part of a result file in the format asked for, and the cursor of the part after it."""
+
+    content: bytes
+    next: str | None = None
+
+
+def workflow_from(raw: Raw) -> Workflow:
+    return Workflow(
+        id=_text(raw, "id"),
+        name=_text(raw, "name"),
+        rater=_name(raw, "rater"),
+        owner=_name(raw, "owner"),
+        priority=_whole(raw, "priority"),
+        state=_text(raw, "state"),
+        counts=Counts(**{name: _count(_mapping(raw, "counts"), name) for name in _COUNTS}),
+        sources=Sources(**{name: _count(_mapping(raw, "sources"), name) for name in _SOURCES}),
+        mean_score=_number(raw, "mean_score"),
+        scored=_count(raw, "scored"),
+        eta=_eta(raw.get("eta")),
+        created_at=_instant(raw, "created_at"),
+        closed_at=_instant(raw, "closed_at"),
+        started_at=_instant(raw, "started_at"),
+        finished_at=_instant(raw, "finished_at"),
+        deadline_at=_instant(raw, "deadline_at"),
+        model_calls=_count(raw, "model_calls"),
+        attempts=_count(raw, "attempts"),
+        accelerator_seconds=_number(raw, "accelerator_seconds") or 0.0,
+        raw=raw,
+    )
+
+
+def submission_from(raw: Raw, *, replayed: bool = False) -> Submission:
+    return Submission(
+        workflow=workflow_from(raw),
+        accepted=_count(raw, "accepted"),
+        rejected=_row_problems(raw.get("rejected")),
+        warnings=_row_problems(raw.get("warnings")),
+        replayed=replayed,
+        raw=raw,
+    )
+
+
+def rating_from(raw: Raw) -> Rating:
+    warnings = raw.get("warnings")
+    return Rating(
+        request_id=_text(raw, "request_id"),
+        state=_text(raw, "state"),
+        query_id=_optional_text(raw, "query_id"),
+        result_id=_optional_text(raw, "result_id"),
+        side=_optional_text(raw, "side"),
+        score=_number(raw, "score"),
+        label=_optional_text(raw, "label"),
+        output=raw.get("output"),
+        source=_optional_text(raw, "source"),
+        error=raw.get("error"),
+        attempts=_count(raw, "attempts"),
+        rated_at=_instant(raw, "rated_at"),
+        age_s=_number(raw, "age_s"),
+        rater_version=_optional_text(raw, "rater_version"),
+        warnings=tuple(warnings) if isinstance(warnings, list) else (),
+        raw=raw,
+    )
+
+
+def rater_from(raw: Raw) -> Rater:
+    return Rater(
+        id=_text(raw, "id"),
+        autorater=_text(raw, "autorater"),
+        model=_name(raw, "model"),
+        mode=_text(raw, "mode"),
+        score_min=_number(raw, "score_min"),
+        score_max=_number(raw, "score_max"),
+        raw=raw,
+    )
+
+
+def model_from(raw: Raw) -> Model:
+    return Model(
+        id=_text(raw, "id"),
+        kind=_text(raw, "kind"),
+        protocol=_text(raw, "protocol"),
+        state=_text(raw, "state"),
+        raw=raw,
+    )
+
+
+_COUNTS = tuple(Counts.__dataclass_fields__)
+_SOURCES = tuple(Sources.__dataclass_fields__)
+
+
+def _eta(raw: object) -> Eta | None:
+    if not isinstance(raw, Mapping) or (seconds := _number(raw, "seconds")) is None:
+        return None
+    return Eta(seconds=seconds, low=_number(raw, "low"), high=_number(raw, "high"))
+
+
+def _row_problems(raw: object) -> tuple[RowProblem, ...]:
+    if not isinstance(raw, list):
+        return ()
+    return tuple(
+        RowProblem(line=_whole(row, "line"), code=_text(row, "code"), detail=_text(row, "detail"))
+        for row in raw
+        if isinstance(row, Mapping)
+    )
+
+
+def _mapping(raw: Raw, name: str) -> Raw:
+    value = raw.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(raw: Raw, name: str) -> str:
+    return _optional_text(raw, name) or ""
+
+
+def _optional_text(raw: Raw, name: str) -> str | None:
+    value = raw.get(name)
+    return None if value is None else str(value)
+
+
+def _name(raw: Raw, name: str) -> str:
+    """A reference, which the server may give as an id or as an object that has one."""
+    value = raw.get(name)
+    return _text(value, "id") if isinstance(value, Mapping) else _text(raw, name)
+
+
+def _number(raw: Raw, name: str) -> float | None:
+    value = raw.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _whole(raw: Raw, name: str) -> int | None:
+    value = raw.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _count(raw: Raw, name: str) -> int:
+    return _whole(raw, name) or 0
+
+
+def _instant(raw: Raw, name: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(_text(raw, name))
+    except ValueError:
+        return None

@@ -1,0 +1,79 @@
+"""Tables of Rating Fulfillment: the state of every workflow, request and batch, and the archive.
+
+PostgreSQL is the truth. Hot tables carry no database foreign key (a key check would lock the
+workflow row, and no lock may stop the dispatcher); bulk paths write them by COPY and set-based
+SQL in intake, dispatch, finish and completion. The invariants I1-I13 are those of
+docs/architecture.md.
+"""
+
+from fulfillment.models.access import (
+    ApiToken,
+    Role,
+)
+from fulfillment.models.archive import (
+    Rating,
+)
+from fulfillment.models.events import (
+    Event,
+    new_event_id,
+)
+from fulfillment.models.queue import (
+    Batch,
+    BatchPayload,
+    BatchWait,
+    ExecutorBoot,
+    FailedFlight,
+    Flight,
+    ServiceRun,
+)
+from fulfillment.models.raters import (
+    KeyLevel,
+    Mode,
+    Rater,
+    RaterVersion,
+)
+from fulfillment.models.workflows import (
+    POSITION_BITS,
+    PROGRESS_FIELDS,
+    Purpose,
+    RatingRequest,
+    Side,
+    StatsDelta,
+    Trigger,
+    Upload,
+    Workflow,
+    WorkflowStats,
+    new_workflow_id,
+    request_key,
+)
+
+__all__ = [
+    "POSITION_BITS",
+    "PROGRESS_FIELDS",
+    "ApiToken",
+    "Batch",
+    "BatchPayload",
+    "BatchWait",
+    "Event",
+    "ExecutorBoot",
+    "FailedFlight",
+    "Flight",
+    "KeyLevel",
+    "Mode",
+    "Purpose",
+    "Rater",
+    "RaterVersion",
+    "Rating",
+    "RatingRequest",
+    "Role",
+    "ServiceRun",
+    "Side",
+    "StatsDelta",
+    "Trigger",
+    "Upload",
+    "Workflow",
+    "WorkflowStats",
+    "new_event_id",
+    "new_workflow_id",
+    "request_key",
+]
