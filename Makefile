@@ -7,7 +7,7 @@ INSTALLED := .venv/installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down test check bench clean
+.PHONY: help setup demo up down test check bench chaos clean doctor
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -23,8 +23,16 @@ up: setup ## Run the whole stack until Ctrl-C (AIRS_PORT, FLOWER_PORT, AIRS_HOME
 down: setup ## Stop a stack that was left behind
 	@$(RUN) manage.py down
 
+# Tests that start stacks and kill them measure seconds: they run alone, after all others.
 test: setup ## Run all tests on real servers (ARGS="-k name" narrows)
+ifeq ($(strip $(ARGS)),)
+	@failed=0; \
+	$(RUN) -m pytest -n 3 --dist loadfile -m "not acceptance and not chaos" || failed=1; \
+	$(RUN) -m pytest -m "acceptance and not chaos" || failed=1; \
+	exit $$failed
+else
 	$(RUN) -m pytest $(ARGS)
+endif
 
 check: setup ## Format, lint, import contracts, types, Django checks, migrations
 	$(RUN) -m ruff format --check .
@@ -36,6 +44,12 @@ check: setup ## Format, lint, import contracts, types, Django checks, migrations
 
 bench: setup ## Run all benchmarks
 	@$(RUN) -m tests.benchmarks $(ARGS)
+
+chaos: setup ## Kill everything everywhere, seeded: about half an hour (ARGS="-k name" narrows)
+	$(RUN) -m pytest tests/chaos -m "chaos or not chaos" $(ARGS)
+
+doctor: setup ## Say what is wrong with this deployment and how to mend it (ARGS="-o json")
+	@$(RUN) manage.py doctor $(ARGS)
 
 clean: ## Stop the stack, remove .venv and caches; data in AIRS_HOME stays
 	-@if test -e $(INSTALLED); then $(RUN) manage.py down; fi

@@ -77,6 +77,9 @@ _POSTGRES_SETTINGS = {
     "checkpoint_timeout": "30min",
     "max_wal_size": "8GB",
     "wal_compression": "off",
+    # Flights and progress rows live for seconds: looked after once a minute, they fill six times
+    # the space.
+    "autovacuum_naptime": "10s",
     "fsync": "on",
     "synchronous_commit": "on",
     "log_line_prefix": "%m [%p] ",

@@ -15,8 +15,9 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from django.http import HttpRequest, HttpResponse
 
+from fulfillment import windows
 from fulfillment.clock import database_now
-from fulfillment.models import ExecutorBoot, ServiceRun
+from fulfillment.models import ExecutorBoot, SendWindow, ServiceRun
 
 TICK_LIMIT = timedelta(seconds=30)
 """Dispatcher and beat are taken for dead when they last ran longer ago."""
@@ -39,6 +40,7 @@ def ready(request: HttpRequest) -> HttpResponse:
         checks["dispatcher"] = _checked(lambda: _service("dispatcher", now))
         checks["beat"] = _checked(lambda: _service("beat", now))
         checks["executors"] = _checked(lambda: _executors(now))
+        checks["models"] = _checked(lambda: _models(now))
     all_ok = all(check["ok"] for check in checks.values()) and "executors" in checks
     return _answer(
         200 if all_ok else 503, {"status": "ok" if all_ok else "unavailable", "checks": checks}
@@ -79,6 +81,18 @@ def _executors(now: datetime) -> Check:
     living = ExecutorBoot.objects.filter(heartbeat_at__gte=now - HEARTBEAT_LIMIT)
     newest = living.order_by("-heartbeat_at").values_list("heartbeat_at", flat=True).first()
     return {**_by_age(newest, now, HEARTBEAT_LIMIT), "living": living.count()}
+
+
+def _models(now: datetime) -> Check:
+    """Say whether replicas are sent to at a guess, as model management is silent.
+
+    That is no reason to refuse work: it goes on within adaptive windows.
+    """
+    written_at = now - windows.RECALLED
+    silent = SendWindow.objects.filter(reason=windows.SILENT, written_at__gte=written_at).count()
+    if not silent:
+        return {"ok": True}
+    return {"ok": True, "detail": f"{windows.SILENT}: {silent} replicas have an adaptive window"}
 
 
 def _by_age(at: datetime | None, now: datetime, limit: timedelta) -> Check:

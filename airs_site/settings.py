@@ -7,6 +7,7 @@ Wrong ones fail here, at start, with the name of the variable and a remedy.
 import json
 import os
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -26,6 +27,40 @@ def _integer(name: str, default: int, *, least: int = 0) -> int:
         value = least - 1
     if value < least:
         raise ImproperlyConfigured(f"{name}={text!r} must be a whole number of at least {least}")
+    return value
+
+
+_SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
+
+
+def _period(name: str, default: str, *, least: str = "1m") -> timedelta:
+    """Return a span written as whole minutes, hours or days: `90m`, `24h`, `14d`."""
+    text = os.environ.get(name, "") or default
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in _SECONDS):
+        raise ImproperlyConfigured(f"{name}={text!r} must be minutes, hours or days: 90m, 24h, 14d")
+    value = timedelta(seconds=int(number) * _SECONDS[unit])
+    if value < timedelta(seconds=int(least[:-1]) * _SECONDS[least[-1]]):
+        raise ImproperlyConfigured(f"{name}={text!r} must be at least {least}")
+    return value
+
+
+def _ports(name: str, default: str) -> frozenset[int]:
+    text = os.environ.get(name, "") or default
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 65_536 for part in parts):
+        raise ImproperlyConfigured(f"{name}={text!r} must be ports: 443,8443")
+    return frozenset(map(int, parts))
+
+
+def _share(name: str, default: float, *, most: float) -> float:
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise ImproperlyConfigured(f"{name}={text!r} must be a number from 0 to {most}")
     return value
 
 
@@ -97,6 +132,11 @@ AIRS_EXECUTOR_CONCURRENCY = _integer("AIRS_EXECUTOR_CONCURRENCY", 8, least=1)
 AIRS_ALLOWED_PRIVATE_HOSTS = tuple(
     filter(None, os.environ.get("AIRS_ALLOWED_PRIVATE_HOSTS", "").split(","))
 )
+"""Hosts, addresses and networks (10.1.0.0/16) that webhooks may go to though they are private."""
+AIRS_WEBHOOK_PORTS = _ports("AIRS_WEBHOOK_PORTS", "80,443,8080,8443")
+"""Ports of public hosts that webhooks may go to."""
+AIRS_EVENT_FOLLOWERS = _integer("AIRS_EVENT_FOLLOWERS", 6)
+"""Event streams that one web process serves at a time: each keeps one of its threads."""
 
 
 def _half_of_free_disk() -> int:
@@ -105,13 +145,46 @@ def _half_of_free_disk() -> int:
 
 
 AIRS_MAX_BACKLOG_BYTES = _integer("AIRS_MAX_BACKLOG_BYTES", _half_of_free_disk(), least=1)
-"""Size of the fulfillment tables above which intake answers 507 `backlog_full`."""
+"""Bytes of batches, payloads and requests not yet erased above which intake answers 507
+`backlog_full`."""
+AIRS_MIN_FREE_BYTES = _integer("AIRS_MIN_FREE_BYTES", 1 << 30)
+"""Bytes that must be free where the embedded PostgreSQL has its data, else 507 `backlog_full`."""
+AIRS_DATA_DIRECTORY = (
+    AIRS_HOME / "postgres" if _servers.get("database_url") == DATABASE_URL else None
+)
+"""Where the embedded PostgreSQL has its data; None with one that somebody else runs."""
+
+# How long things are kept; docs/operations.md has the table.
+AIRS_KEEP_WORKFLOWS = _period("AIRS_KEEP_WORKFLOWS", "90d", least="1d")
+"""Finished workflows with requests, events and deliveries, from their end."""
+AIRS_KEEP_PAYLOADS = _period("AIRS_KEEP_PAYLOADS", "14d", least="1h")
+"""What a retry needs of workflows that ended with requests not COMPLETED, from their end."""
+AIRS_KEEP_DONE_PAYLOADS = _period("AIRS_KEEP_DONE_PAYLOADS", "24h", least="1h")
+"""Payloads and batches of COMPLETED workflows, from their end."""
+AIRS_KEEP_IDEMPOTENCY_KEYS = _period("AIRS_KEEP_IDEMPOTENCY_KEYS", "48h", least="24h")
+"""Idempotency-Keys, from the answer."""
+AIRS_KEEP_DELIVERIES = _period("AIRS_KEEP_DELIVERIES", "30d", least="1d")
+"""Webhook deliveries that are over, with their log of attempts."""
+AIRS_KEEP_FAILURES = _period("AIRS_KEEP_FAILURES", "10m")
+"""Marks that an item failed for good, which equal items then fail by."""
+AIRS_KEEP_BOOTS = _period("AIRS_KEEP_BOOTS", "1d", least="5m")
+"""Rows of executors and services that are gone, from their last sign of life."""
+AIRS_KEEP_QUEUE_SAMPLES = _period("AIRS_KEEP_QUEUE_SAMPLES", "30d", least="1h")
+"""Samples of the queue's depth and age, two a minute."""
+
+AIRS_SHADOW_REFRESH = _share("AIRS_SHADOW_REFRESH", 0.001, most=0.01)
+"""Share of archive hits that idle raters compute again, to tell how stale the archive is; 0 turns
+it off."""
+AIRS_KEEP_SHADOW_SCORES = _period("AIRS_KEEP_SHADOW_SCORES", "90d", least="1d")
+"""What shadow refresh found, from when it was found."""
 
 AIRS_SPOOL = AIRS_HOME / "spool"
 
 # What fulfillment must know of plug-ins and models arrives by name: it imports neither.
 AIRS_RATER_PLUGINS = "workers.autoraters.description.describe"
 AIRS_MODEL_DIRECTORY = "models_admin.directory.directory"
+# The ciphers of secrets at rest, which both apps use and neither owns.
+AIRS_CIPHER = "airs_site.sealing.cipher"
 
 SECRET_KEY = os.environ.get("AIRS_SECRET_KEY") or _secret(AIRS_HOME / "run" / "secret_key")
 DEBUG = False
@@ -272,5 +345,9 @@ CELERY_BEAT_MAX_LOOP_INTERVAL = 5
 DJANGO_CELERY_BEAT_TZ_AWARE = True
 CELERY_BEAT_SCHEDULE = {
     "completion": {"task": "fulfillment.check_completion", "schedule": 5.0},
+    "events": {"task": "fulfillment.publish_events", "schedule": 5.0},
     "retention": {"task": "fulfillment.erase_expired", "schedule": 60.0},
+    "queue": {"task": "fulfillment.sample_queue", "schedule": 30.0},
+    "purges": {"task": "fulfillment.go_on_purging", "schedule": 5.0},
+    "shadow": {"task": "fulfillment.refresh_shadows", "schedule": 60.0},
 }

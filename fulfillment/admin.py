@@ -26,14 +26,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from fulfillment import archive, completion, progress, raters, tokens
+from fulfillment import archive, progress, raters, staleness, tokens
+from fulfillment.admin_acts import ACTIONS
 from fulfillment.clock import database_now
-from fulfillment.errors import FulfillmentError
 from fulfillment.models import (
     ApiToken,
     Batch,
     Event,
     ExecutorBoot,
+    QueueSample,
     Rater,
     RaterVersion,
     Rating,
@@ -43,7 +44,7 @@ from fulfillment.models import (
     request_key,
 )
 from fulfillment.policy.fingerprint import request_digest, url_digest
-from fulfillment.policy.lifecycle import BatchState, RequestState, WorkflowState
+from fulfillment.policy.lifecycle import BatchState, RequestState
 
 if TYPE_CHECKING:
     AnyPaginator = Paginator[Any]
@@ -143,7 +144,7 @@ class BigTableAdmin(ReadOnlyAdmin):
     ordering = ("-pk",)
     list_per_page = 100
     list_max_show_all = 100
-    list_select_related = ("workflow",)
+    list_select_related: ClassVar[bool | tuple[str, ...]] = ("workflow",)
     search_fields = ("workflow__public_id",)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -303,7 +304,7 @@ class WorkflowAdmin(ReadOnlyAdmin):
     search_fields = ("public_id__exact", "owner__exact", "name__icontains")
     search_help_text = "a whole id or owner, or a part of the name"
     readonly_fields = ("progress", "sources", "rows")
-    actions = ("cancel",)
+    actions = ACTIONS
     fieldsets = (
         (
             None,
@@ -318,8 +319,8 @@ class WorkflowAdmin(ReadOnlyAdmin):
             "Times",
             {
                 "fields": (
-                    *("created_at", "closed_at", "started_at", "finished_at", "deadline_at"),
-                    "ends_at",
+                    *("created_at", "closed_at", "round_at", "started_at", "finished_at"),
+                    *("deadline_at", "ends_at"),
                 )
             },
         ),
@@ -370,19 +371,8 @@ class WorkflowAdmin(ReadOnlyAdmin):
         )
         return format_html_join(", ", "{}", links)
 
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
+    def has_act_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("fulfillment.change_workflow"))
-
-    @admin.action(description="Cancel selected workflows", permissions=["cancel"])
-    def cancel(self, request: HttpRequest, queryset: QuerySet[Workflow]) -> None:
-        for workflow in queryset:
-            try:
-                state = WorkflowState(completion.cancel(workflow_id=workflow.pk).state)
-            except FulfillmentError as error:
-                self.message_user(request, error.detail, messages.ERROR)
-            else:
-                self.log_change(request, workflow, "Cancelled.")
-                self.message_user(request, f"Workflow {workflow.public_id} is {state.name}.")
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -451,7 +441,7 @@ class RaterAdmin(AnyAdmin):
     )  # fmt: skip
     list_select_related = ("current_version",)
     readonly_fields = (
-        "current_version", "paused_code", "paused_detail", "paused_at", "created_at",
+        "current_version", "paused_code", "paused_detail", "paused_at", "created_at", "staleness",
     )  # fmt: skip
     actions = ("pause", "resume")
 
@@ -463,6 +453,14 @@ class RaterAdmin(AnyAdmin):
     @admin.display(description="sending")
     def sending(self, rater: Rater) -> str:
         return f"paused: {rater.paused_code}" if rater.paused_code else "yes"
+
+    @admin.display(description="archived scores against new ones")
+    def staleness(self, rater: Rater) -> str | SafeString:
+        """Show what shadow refresh has found, by the age of the archived score."""
+        buckets = staleness.report(rater.pk)["buckets"]
+        if not buckets:
+            return "Shadow refresh has compared none yet."
+        return format_html_join("", "<div>{}</div>", ((_drift(b),) for b in buckets))
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
@@ -492,6 +490,21 @@ class RaterAdmin(AnyAdmin):
             raters.resume(rater_id=rater.pk)
             self.log_change(request, rater, "Resumed.")
         self.message_user(request, "Resumed.")
+
+
+def _drift(bucket: Mapping[str, Any]) -> str:
+    start, end = (
+        None if bound is None else timedelta(seconds=bound)
+        for bound in (bucket["age_from_s"], bucket["age_to_s"])
+    )
+    share = bucket["changed_10_percent_interval"]
+    age = f"{start} or older" if end is None else f"{start} to {end}"
+    return (
+        f"{age}: {bucket['n']} compared, mean difference {bucket['mean_difference']:+.4f}, "
+        f"mean absolute difference {bucket['mean_absolute_difference']:.4f}, "
+        f"moved by over 10 % of the scale {bucket['changed_10_percent']:.1%} "
+        f"({share['low']:.1%} to {share['high']:.1%})"
+    )
 
 
 @admin.register(RaterVersion)
@@ -545,9 +558,41 @@ class EventAdmin(ReadOnlyAdmin):
     """Completion events."""
 
     ordering = ("-pk",)
-    list_display = ("public_id", "kind", "workflow", "round", "created_at")
+    list_display = ("public_id", "kind", "workflow", "round", "created_at", "published_at")
     list_select_related = ("workflow",)
     search_fields = ("public_id__exact", "workflow__public_id__exact")
+
+
+@admin.register(QueueSample)
+class QueueSampleAdmin(BigTableAdmin):
+    """Depth, age and pace of the queue over time."""
+
+    list_display = (
+        "at", "rater_id", "priority_class", "open_requests", "ready", "leased", "delayed",
+        "waiting", "paused_requests", "oldest_age", "p90_age", "pace",
+    )  # fmt: skip
+    list_select_related = ()
+    search_fields = ("rater_id",)
+    search_help_text = "the id of a rater"
+
+    def found(self, queryset: QuerySet[Any], term: str) -> QuerySet[Any]:
+        return queryset.filter(rater_id=term.strip())
+
+    @admin.display(description="oldest")
+    def oldest_age(self, sample: QueueSample) -> str:
+        return _span(sample.oldest_s)
+
+    @admin.display(description="90 % are younger than")
+    def p90_age(self, sample: QueueSample) -> str:
+        return _span(sample.age_p90_s)
+
+    @admin.display(description="ended a second")
+    def pace(self, sample: QueueSample) -> str:
+        return f"{sample.ended / sample.period_s:,.1f}" if sample.period_s else ""
+
+
+def _span(seconds: float | None) -> str:
+    return "" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 @admin.register(ExecutorBoot)

@@ -1,7 +1,8 @@
-"""Reading request bodies: NDJSON as a stream, JSON whole and bounded, both without Django's own.
+"""Reading request bodies: files of rows as a stream, JSON whole and bounded, without Django's own.
 
 `request.body` would hold an upload in memory, and Django's stream knows no chunked encoding, so
-bodies are read from `wsgi.input` in pieces. Rows inside a JSON body are not decoded here: each
+bodies are read from `wsgi.input` in pieces, and gzip is undone piece by piece: every limit holds
+for the bytes that come out. Rows inside a JSON body are not decoded here: each
 element goes on as the very bytes that were sent, one a line, so that both forms of a workflow
 give equal rows, equal fingerprints and equal refusals.
 """
@@ -15,6 +16,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from rest_framework.request import Request
 
+from fulfillment.decompression import gunzipped
 from fulfillment.errors import (
     BadUpload,
     InvalidFields,
@@ -22,6 +24,7 @@ from fulfillment.errors import (
     UnsupportedMediaType,
     UploadTooLarge,
 )
+from fulfillment.formats import Format
 
 PIECE: Final = 64 << 10
 DRAINED: Final = 16 << 20
@@ -29,6 +32,15 @@ DRAINED: Final = 16 << 20
 MAX_DEPTH: Final = 100
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+CSV_TYPE: Final = "text/csv"
+PARQUET_TYPE: Final = "application/vnd.apache.parquet"
+FILE_TYPES: Final[Mapping[str, Format]] = {
+    **dict.fromkeys(NDJSON_TYPES, Format.NDJSON),
+    CSV_TYPE: Format.CSV,
+    PARQUET_TYPE: Format.PARQUET,
+}
+"""Media types of files of rows, which are streamed; rows may also come in JSON."""
+ENCODINGS: Final = ("gzip", "x-gzip", "identity", "")
 MAX_KEY_CHARACTERS: Final = 255
 MAX_SMALL_BYTES: Final = 1 << 20
 """Bytes of a JSON body without rows."""
@@ -65,12 +77,12 @@ def content_type(request: HttpRequest, *, taken: Iterable[str]) -> str:
         raise UnsupportedMediaType(
             f"charset {charset[1]}: text must be UTF-8.", accepted=list(taken)
         )
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in {"", "identity"}:
+    encoding = _encoding(request)
+    if encoding not in ENCODINGS:
         raise UnsupportedMediaType(
-            f"Content-Encoding {encoding} is not taken; send the body uncompressed.",
+            f"Content-Encoding {encoding} is not taken; send gzip, or the body as it is.",
             code="unsupported_content_encoding",
-            accepted=["identity"],
+            accepted=["gzip", "identity"],
         )
     return kind
 
@@ -90,12 +102,20 @@ def idempotency_key(request: HttpRequest) -> str | None:
 
 
 def stream(request: HttpRequest, *, limit: int | None = None) -> Iterator[bytes]:
-    """Yield the body in pieces; raise UploadTooLarge, or MalformedBody if it ends too early."""
+    """Yield the body in pieces, decompressed.
+
+    Raises UploadTooLarge, or MalformedBody if it ends too early or is no gzip where it says so.
+    """
     limit = settings.AIRS_MAX_UPLOAD_BYTES if limit is None else limit
     expected = _expected(request)
     if expected is not None and expected > limit:
         raise _too_large(limit)
-    return _pieces(_reader(request), expected, limit)
+    pieces = _pieces(_reader(request), expected, limit)
+    return gunzipped(pieces, limit=limit) if "gzip" in _encoding(request) else pieces
+
+
+def _encoding(request: HttpRequest) -> str:
+    return request.headers.get("Content-Encoding", "").strip().lower()
 
 
 def drain(request: HttpRequest) -> None:

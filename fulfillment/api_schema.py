@@ -7,8 +7,7 @@ which are text, are read by `text=True` in the serializer's context.
 
 import math
 import re
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from rest_framework import serializers
@@ -20,14 +19,20 @@ from fulfillment.models import (
     Rater,
     RaterVersion,
     Role,
+    SendWindow,
     Trigger,
     Workflow,
 )
+from fulfillment.policy.addresses import MAX_URL_CHARACTERS
 from fulfillment.policy.batching import MAX_BATCH_SIZE
-from fulfillment.policy.lifecycle import DISPATCHED, WorkflowState
-from fulfillment.policy.priority import DEFAULT_SCORE
+from fulfillment.policy.lifecycle import Act, EndingReason, WorkflowState
+from fulfillment.policy.priority import DEFAULT_SCORE, PriorityClass
+from fulfillment.policy.webhook_body import WebhookFormat
 from fulfillment.raters import MAX_ATTEMPTS, MAX_DEADLINE_S, MAX_FRESHNESS_S
 from fulfillment.results import MAX_PAGE, STATES
+from fulfillment.windows import EXTERNAL, ISOLATED, SILENT
+
+MIN_SECRET_CHARACTERS = 8
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -138,6 +143,19 @@ class CacheForm(Plain):
     no_store = SwitchField(required=False, help_text="Do not offer the new ratings to others.")
 
 
+class WebhookForm(Plain):
+    """Where to send events."""
+
+    url = TextField(
+        max_length=MAX_URL_CHARACTERS, help_text="http or https, a public host, a usual port."
+    )
+    secret = TextField(
+        required=False, min_length=MIN_SECRET_CHARACTERS, max_length=256, write_only=True,
+        help_text="Signs the deliveries: `whsec_` and base64, or any text. Made if left out.",
+    )  # fmt: skip
+    format = ChoiceField(required=False, choices=list(WebhookFormat))
+
+
 class WorkflowFields(Plain):
     """Fields of a new workflow, whether in a JSON body or as query parameters of an upload."""
 
@@ -174,12 +192,31 @@ class WorkflowParameters(WorkflowFields, CacheForm):
     close = SwitchField(
         required=False, default=True, help_text="false leaves the workflow open for more rows."
     )
+    webhook_url = TextField(
+        required=False, max_length=MAX_URL_CHARACTERS,
+        help_text="Told of the end. A secret never goes into a query: that of the owner's standing "
+        "endpoint of this URL signs, or a new one, which the answer shows.",
+    )  # fmt: skip
+    webhook_format = ChoiceField(required=False, choices=list(WebhookFormat))
 
 
 class UploadParameters(WorkflowParameters):
     """The same, as the OpenAPI document shows them: a JSON body needs none."""
 
     rater = SlugField(required=False, help_text="Required unless the body is JSON.")
+
+
+class WorkflowChanges(Plain):
+    """What may be changed of a workflow while it is worked on."""
+
+    name = TextField(required=False, allow_blank=True, max_length=256)
+    priority = WholeField(
+        required=False, min_value=0, max_value=100, help_text="Of what has not been sent."
+    )
+    deadline_s = WholeField(
+        required=False, min_value=1, max_value=MAX_DEADLINE_S,
+        help_text="Counted from when the round was accepted, as in the form.",
+    )  # fmt: skip
 
 
 class RowShape(Plain):
@@ -203,6 +240,7 @@ class WorkflowForm(WorkflowFields):
     """A new workflow as JSON. With `requests` and no `close: false` it is closed at once."""
 
     cache = CacheForm(required=False)
+    webhook = WebhookForm(required=False)
     close = SwitchField(required=False, help_text="true by default if there are `requests`.")
 
 
@@ -221,7 +259,9 @@ class RowsBody(Plain):
 class RowProblem(Plain):
     """A row that was refused alone."""
 
-    line = serializers.IntegerField(help_text="Physical line, or index in the list, from 1.")
+    line = serializers.IntegerField(
+        help_text="Physical line, index in the list or row of a Parquet file, from 1."
+    )
     code = serializers.CharField()
     detail = serializers.CharField()
 
@@ -268,11 +308,25 @@ class SourcesShape(Plain):
 
 
 class EtaShape(Plain):
-    """Seconds to the end at the pace so far, and the range in which it probably lies."""
+    """Seconds to the end, and the range that holds four ends in five; see docs/observability.md."""
 
     seconds = serializers.IntegerField()
     low = serializers.IntegerField()
     high = serializers.IntegerField()
+
+
+class TimelineShape(Plain):
+    """When what happened to a workflow; results count as they end, archive hits included."""
+
+    accepted_at = serializers.DateTimeField()
+    closed_at = serializers.DateTimeField(allow_null=True)
+    first_dispatch_at = serializers.DateTimeField(allow_null=True)
+    first_result_at = serializers.DateTimeField(allow_null=True)
+    last_result_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+    queued_s = serializers.FloatField(allow_null=True, help_text="Accepted to first dispatch.")
+    working_s = serializers.FloatField(allow_null=True, help_text="First dispatch to last result.")
+    total_s = serializers.FloatField(allow_null=True, help_text="Accepted to finished.")
 
 
 class LinksShape(Plain):
@@ -280,9 +334,15 @@ class LinksShape(Plain):
 
     self = serializers.CharField()
     ratings = serializers.CharField()
+    distributions = serializers.CharField()
     requests = serializers.CharField()
     close = serializers.CharField()
+    pause = serializers.CharField()
+    resume = serializers.CharField()
     cancel = serializers.CharField()
+    complete = serializers.CharField()
+    retry = serializers.CharField()
+    events = serializers.CharField()
 
 
 class WorkflowShape(Plain):
@@ -301,6 +361,11 @@ class WorkflowShape(Plain):
     complete_when = serializers.FloatField()
     round = serializers.IntegerField()
     state = serializers.ChoiceField(choices=WORKFLOW_STATES)
+    ending_reason = serializers.ChoiceField(
+        choices=[reason.value for reason in EndingReason],
+        allow_null=True,
+        help_text="Why the round was ended early, if it was.",
+    )
     counts = CountsShape()
     sources = SourcesShape()
     mean_score = serializers.FloatField(allow_null=True, help_text="Over COMPLETED only.")
@@ -315,11 +380,28 @@ class WorkflowShape(Plain):
     finished_at = serializers.DateTimeField(allow_null=True)
     deadline_at = serializers.DateTimeField()
     ends_at = serializers.DateTimeField()
+    retry_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the latest retry that is planned is due; not in lists."
+    )
+    timeline = TimelineShape()
     links = LinksShape()
+
+
+class AttachedWebhook(Plain):
+    """The webhook of a new workflow."""
+
+    endpoint = serializers.CharField(help_text="Id below /webhook-endpoints.")
+    url = serializers.CharField()
+    format = serializers.ChoiceField(choices=list(WebhookFormat))
+    secret = serializers.CharField(
+        required=False, help_text="If AIRS made it: in answers to this submission only."
+    )
 
 
 class SubmissionShape(WorkflowShape, Acceptance):
     """A workflow and what became of the rows sent with it."""
+
+    webhook = AttachedWebhook(required=False)
 
 
 class WorkflowList(Plain):
@@ -349,8 +431,18 @@ class RatingShape(Plain):
     age_s = serializers.IntegerField(
         allow_null=True, help_text="Age of an archive rating when it was taken."
     )
+    look = serializers.ChoiceField(
+        choices=["hit", "miss", "stale", "bypassed"],
+        allow_null=True,
+        help_text="What the archive said when the request was accepted.",
+    )
+    rated_by = serializers.CharField(
+        allow_null=True,
+        help_text="The workflow whose model call rated it; null: none, or erased since.",
+    )
     rater_version = serializers.CharField()
     warnings = serializers.ListField(child=serializers.CharField())
+    extra = serializers.JSONField(allow_null=True, help_text="Fields of the row that are not ours.")
 
 
 class WorkflowQuery(Plain):
@@ -367,9 +459,12 @@ class RatingQuery(Plain):
     """Query parameters of `GET /workflows/{id}/ratings`."""
 
     state = ChoiceField(required=False, choices=STATES)
-    format = ChoiceField(required=False, choices=["jsonl", "csv"], default="jsonl")
+    format = ChoiceField(required=False, choices=["jsonl", "csv", "parquet"], default="jsonl")
     cursor = TextField(required=False, max_length=200)
     limit = WholeField(required=False, default=MAX_PAGE, min_value=1, max_value=MAX_PAGE)
+    all = SwitchField(
+        required=False, default=False, help_text="Stream all that follows instead of a page."
+    )
 
 
 class RaterFields(Plain):
@@ -413,6 +508,28 @@ class PauseShape(Plain):
     at = serializers.DateTimeField(allow_null=True)
 
 
+class WindowLimits(Plain):
+    """Calls that may be out, by class: those of all classes together count."""
+
+    high = serializers.FloatField()
+    middle = serializers.FloatField()
+    low = serializers.FloatField()
+    best_effort = serializers.FloatField()
+
+
+class WindowShape(Plain):
+    """The adaptive window of a replica, as the dispatcher last wrote it."""
+
+    replica = serializers.CharField()
+    reason = serializers.ChoiceField(
+        choices=[EXTERNAL, ISOLATED, SILENT],
+        help_text="Why model management does not tell how much may be sent.",
+    )
+    ceiling = serializers.IntegerField()
+    limits = WindowLimits()
+    written_at = serializers.DateTimeField()
+
+
 class RaterShape(Plain):
     """A rater."""
 
@@ -433,6 +550,9 @@ class RaterShape(Plain):
     config = serializers.JSONField()
     version = serializers.IntegerField(allow_null=True)
     paused = PauseShape(allow_null=True)
+    windows = WindowShape(
+        many=True, help_text="Those of its model that adapt and were used within five minutes."
+    )
     created_at = serializers.DateTimeField()
 
 
@@ -515,41 +635,12 @@ class ProblemShape(Plain):
     errors = ProblemPlace(many=True, required=False)  # type: ignore[assignment]
 
 
-LEAST_DONE_FOR_ETA = 10
-_LEAST_SPREAD = 1.2
-
-
-def estimate(
-    workflow: Workflow, progress: Mapping[str, Any], *, now: datetime
-) -> dict[str, int] | None:
-    """Return when a workflow will end at the pace since it started; None while that says nothing.
-
-    Hits of the archive count as done, but not as pace. The range widens with few results; it knows
-    nothing of work that others may submit.
-    """
-    if workflow.started_at is None or workflow.state not in DISPATCHED:
-        return None
-    counts, sources = progress["counts"], progress["sources"]
-    ended = sum(counts[name] for name in ("completed", "failed", "timed_out", "cancelled"))
-    worked = ended - sources["archive"]
-    elapsed_s = (now - workflow.started_at) / timedelta(seconds=1)
-    if worked < LEAST_DONE_FOR_ETA or elapsed_s <= 0:
-        return None
-    most_s = max(0.0, (workflow.ends_at - now) / timedelta(seconds=1))
-    seconds = min((counts["total"] - ended) * elapsed_s / worked, most_s)
-    spread = max(_LEAST_SPREAD, 1 + 2 / math.sqrt(worked))
-    return {
-        "seconds": math.ceil(seconds),
-        "low": math.floor(seconds / spread),
-        "high": math.ceil(min(seconds * spread, most_s)),
-    }
-
-
 def workflow_as_json(
-    workflow: Workflow, progress: Mapping[str, Any], *, now: datetime
+    workflow: Workflow, progress: Mapping[str, Any], *, eta: Mapping[str, int] | None
 ) -> dict[str, Any]:
     """Return what clients see of a workflow."""
     address = f"/api/v1/workflows/{workflow.public_id}"
+    below = ("ratings", "distributions", "requests", "events", "close", *(act.value for act in Act))
     same = (
         "name", "owner", "priority", "best_effort", "trigger", "purpose", "batch_size",
         "complete_when", "round", "created_at", "closed_at", "started_at", "finished_at",
@@ -560,17 +651,18 @@ def workflow_as_json(
         "rater": workflow.rater_id,
         "rater_version": f"{workflow.rater_id}@{workflow.rater_version.number}",
         "state": WorkflowState(workflow.state).name,
+        "ending_reason": workflow.ending_reason or None,
         **{name: getattr(workflow, name) for name in same},
         **progress,
-        "eta": estimate(workflow, progress, now=now),
+        "eta": eta,
         "links": {
             "self": address,
-            **{name: f"{address}/{name}" for name in ("ratings", "requests", "close", "cancel")},
+            **{name: f"{address}/{name}" for name in below},
         },
     }
 
 
-def rater_as_json(rater: Rater) -> dict[str, Any]:
+def rater_as_json(rater: Rater, *, windows: Sequence[SendWindow] = ()) -> dict[str, Any]:
     """Return what clients see of a rater."""
     paused = None
     if rater.paused_code:
@@ -589,7 +681,19 @@ def rater_as_json(rater: Rater) -> dict[str, Any]:
         **{name: getattr(rater, name) for name in same},
         "version": rater.current_version.number if rater.current_version else None,
         "paused": paused,
+        "windows": [_window_as_json(window) for window in windows],
         "created_at": rater.created_at,
+    }
+
+
+def _window_as_json(window: SendWindow) -> dict[str, Any]:
+    limits = zip(PriorityClass, window.limits, strict=True)
+    return {
+        "replica": window.replica,
+        "reason": window.reason,
+        "ceiling": window.ceiling,
+        "limits": {cls.name.lower(): round(limit, 2) for cls, limit in limits},
+        "written_at": window.written_at,
     }
 
 

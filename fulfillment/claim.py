@@ -7,7 +7,7 @@ dispatch.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -15,11 +15,19 @@ from typing import Protocol
 from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 
-from fulfillment import archive, arrays, completion, leases, outcomes, prepared
+from fulfillment import archive, arrays, completion, ending, leases, outcomes, prepared
 from fulfillment.outcomes import Outcome
 from fulfillment.policy import ordering
-from fulfillment.policy.lifecycle import BatchState, RequestState
+from fulfillment.policy.freshness import fresh_after
+from fulfillment.policy.lifecycle import (
+    DISPATCHED,
+    STARTED,
+    BatchState,
+    RequestState,
+    WorkflowState,
+)
 from fulfillment.policy.priority import PriorityClass, celery_priority, priority_class
+from fulfillment.policy.traffic import Grant
 
 Claims = dict[tuple[int, PriorityClass], list[tuple[int, int, str]]]
 """(Celery step, class) -> [(batch id, fence, replica)]: what is to be published."""
@@ -28,10 +36,13 @@ Claims = dict[tuple[int, PriorityClass], list[tuple[int, int, str]]]
 class Room(Protocol):
     """The free room of the replicas that serve one rater version."""
 
-    def names(self, cls: PriorityClass, count: int) -> list[str]:
-        """Name a replica for each of up to `count` batches of a class."""
+    def wanted(self, items: int) -> int:
+        """Return how many calls a batch of so many items can make at once."""
 
-    def take(self, cls: PriorityClass, names: Sequence[str]) -> None:
+    def grants(self, cls: PriorityClass, wanted: Sequence[int]) -> list[Grant]:
+        """Grant replica and calls to batches of a class, which want so many calls at once each."""
+
+    def take(self, cls: PriorityClass, granted: Iterable[Grant]) -> None:
         """Count batches that were just sent."""
 
 
@@ -42,6 +53,8 @@ class Pass:
     sent: int = 0
     ended: int = 0
     waiting: int = 0
+    calls: int = 0
+    """That the batches sent will make, if nothing has to be asked again."""
     full: bool = False
     """Whether more could be claimed at once: it ended or parked items instead of sending them."""
 
@@ -58,10 +71,12 @@ class _Claimed:
     item_of: Sequence[int]
     fingerprints: Sequence[str]
     attempts: int
+    accepted_at: datetime
     sent: int = 0
     done: int = 0
     waits: list[str] = field(default_factory=list)
     replica: str = ""
+    calls: int = 1
 
     @property
     def open_items(self) -> list[int]:
@@ -77,7 +92,8 @@ def claim(picks: Sequence[ordering.Pick], *, room: Room, now: datetime) -> tuple
             return {}, Pass()
         facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches})
         batches = [batch for batch in batches if batch.workflow_id in facts]
-        ours = _take_off(cursor, batches)
+        # Of equal items the most urgent one is sent: it must not wait for its like in a backlog.
+        ours = _take_off(cursor, sorted(batches, key=lambda batch: facts[batch.workflow_id].cls))
         ended = _second_look(cursor, batches, facts, ours, now)
         _name_replicas(batches, facts, room)
         _write(cursor, batches, ours, facts, now)
@@ -95,6 +111,7 @@ def claim(picks: Sequence[ordering.Pick], *, room: Room, now: datetime) -> tuple
         sent=sent,
         ended=len(ended),
         waiting=sum(bool(batch.waits) and not batch.replica for batch in batches),
+        calls=sum(room.wanted(batch.sent.bit_count()) for batch in batches if batch.replica),
         full=sent + put_back < len(batches),
     )
 
@@ -119,7 +136,7 @@ def look_again(now: datetime) -> int:
         batches = _claimed(cursor)
         if not batches:
             return 0
-        facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches})
+        facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches}, states=STARTED)
         batches = [batch for batch in batches if batch.workflow_id in facts]
         ended = _second_look(cursor, batches, facts, {}, now)
         ids = arrays.integers(batch.id for batch in batches)
@@ -163,7 +180,7 @@ def _check_emptied(progress: Mapping[int, object]) -> None:
 
 
 _COLUMNS = """b.id, b.workflow_id, b.fence, b.open_mask, b.positions, b.item_of,
-               replace(array_to_string(b.fingerprints, ','), '-', ''), b.attempts"""
+               replace(array_to_string(b.fingerprints, ','), '-', ''), b.attempts, b.accepted_at"""
 
 
 def _pick(cursor: CursorWrapper, picks: Sequence[ordering.Pick]) -> list[_Claimed]:
@@ -198,9 +215,11 @@ def _claimed(cursor: CursorWrapper) -> list[_Claimed]:
             item_of=item_of,
             fingerprints=fingerprints.split(","),
             attempts=attempts,
+            accepted_at=accepted_at,
         )
         for (
             batch_id, workflow_id, fence, open_mask, positions, item_of, fingerprints, attempts,
+            accepted_at,
         ) in cursor.fetchall()
     ]  # fmt: skip
 
@@ -211,9 +230,13 @@ class _Facts:
 
     priority: int
     best_effort: bool
-    accepted_at: datetime
-    produced_after: datetime
+    bypass: bool
+    fresh_after: datetime
     started: bool
+
+    def produced_after(self, batch: _Claimed) -> datetime:
+        """Return when a rating must have been produced for the rows of a batch to take it."""
+        return max(self.fresh_after, batch.accepted_at) if self.bypass else self.fresh_after
 
     @property
     def cls(self) -> PriorityClass:
@@ -225,46 +248,51 @@ class _Facts:
         return celery_priority(0 if self.best_effort else self.priority)
 
 
-def _workflow_facts(cursor: CursorWrapper, ids: set[int]) -> dict[int, _Facts]:
+def _workflow_facts(
+    cursor: CursorWrapper, ids: set[int], *, states: Iterable[WorkflowState] = DISPATCHED
+) -> dict[int, _Facts]:
     """Read again what may have changed since the order was made; ended ones are left out."""
     prepared.execute(
         cursor,
         """
-        SELECT w.id, w.priority, w.best_effort, w.created_at, w.max_age_s, w.bypass,
-               r.freshness_s, w.started_at IS NOT NULL, clock_timestamp()
+        SELECT w.id, w.priority, w.best_effort, w.max_age_s, w.bypass, r.freshness_s,
+               w.started_at IS NOT NULL, clock_timestamp()
         FROM fulfillment_workflow w JOIN fulfillment_rater r ON r.id = w.rater_id
-        WHERE w.id = ANY(%s::bigint[]) AND w.state IN (1, 2)
+        WHERE w.id = ANY(%s::bigint[]) AND w.state = ANY(%s::int[])
         """,
-        [arrays.integers(ids)],
+        [arrays.integers(ids), arrays.integers(states)],
     )
     return {
         workflow_id: _Facts(
             priority=priority,
             best_effort=best_effort,
-            accepted_at=created_at,
-            produced_after=archive.fresh_after(
+            bypass=bypass,
+            fresh_after=fresh_after(
                 now=now,
                 freshness_s=freshness_s,
                 max_age_s=max_age_s,
-                accepted_at=created_at,
-                bypass=bypass,
+                accepted_at=now,
+                bypass=False,
             ),
             started=started,
         )
         for (
-            workflow_id, priority, best_effort, created_at, max_age_s, bypass, freshness_s,
-            started, now,
+            workflow_id, priority, best_effort, max_age_s, bypass, freshness_s, started, now,
         ) in cursor.fetchall()
     }  # fmt: skip
 
 
 def _take_off(cursor: CursorWrapper, batches: Sequence[_Claimed]) -> dict[str, int]:
-    """Insert flights for open fingerprints; return those that are ours, with their batch."""
-    wanted = sorted(
-        (batch.fingerprints[i], batch.id, batch.fence + 1)
-        for batch in batches
-        for i in batch.open_items
-    )
+    """Insert flights for open fingerprints; return those that are ours, with their batch.
+
+    Of equal items that of the batch which stands first is taken.
+    """
+    wanted: dict[str, tuple[int, int]] = {}
+    for batch in batches:
+        flight = batch.id, batch.fence + 1
+        for i in batch.open_items:
+            wanted.setdefault(batch.fingerprints[i], flight)
+    ordered = sorted(wanted)  # one lock order for all claims
     prepared.execute(
         cursor,
         """
@@ -274,9 +302,9 @@ def _take_off(cursor: CursorWrapper, batches: Sequence[_Claimed]) -> dict[str, i
         RETURNING replace(fingerprint::text, '-', ''), batch_id
         """,
         [
-            arrays.uuids(w[0] for w in wanted),
-            arrays.integers(w[1] for w in wanted),
-            arrays.integers(w[2] for w in wanted),
+            arrays.uuids(ordered),
+            arrays.integers(wanted[fingerprint][0] for fingerprint in ordered),
+            arrays.integers(wanted[fingerprint][1] for fingerprint in ordered),
         ],
     )
     return dict(cursor.fetchall())
@@ -294,27 +322,27 @@ def _second_look(
     entries = archive.look_up(
         cursor,
         fingerprints,
-        produced_after=min((f.produced_after for f in facts.values()), default=now),
+        produced_after=min((f.fresh_after for f in facts.values()), default=now),
         now=now,
     )
     failures = _failures(cursor, fingerprints)
     ended: list[Outcome] = []
     for batch in batches:
-        fact = facts[batch.workflow_id]
+        produced_after = facts[batch.workflow_id].produced_after(batch)
         items = outcomes.positions_by_item(batch.positions, batch.item_of)
         for item in batch.open_items:
             fingerprint = batch.fingerprints[item]
             entry = entries.get(fingerprint)
-            code, failed_at = failures.get(fingerprint, ("", fact.accepted_at))
-            if entry is not None and entry.produced_at > fact.produced_after:
+            code, failed_at = failures.get(fingerprint, ("", batch.accepted_at))
+            if entry is not None and entry.produced_at > produced_after:
                 ended.append(
-                    completion.copied(
-                        batch.workflow_id, fact.accepted_at, items[item], entry,
+                    ending.copied(
+                        batch.workflow_id, batch.accepted_at, items[item], entry,
                         attempts=batch.attempts,
                     )
                 )  # fmt: skip
                 batch.done |= 1 << item
-            elif failed_at > fact.accepted_at:
+            elif failed_at > batch.accepted_at:
                 ended.append(
                     Outcome(
                         workflow_id=batch.workflow_id,
@@ -345,16 +373,17 @@ def _failures(cursor: CursorWrapper, fingerprints: list[str]) -> dict[str, tuple
 
 
 def _name_replicas(batches: Sequence[_Claimed], facts: Mapping[int, _Facts], room: Room) -> None:
-    """Give each batch that has something to send a replica, while windows have room."""
+    """Give each batch that has something to send replica and calls, while windows have room."""
     by_class: dict[PriorityClass, list[_Claimed]] = defaultdict(list)
     for batch in batches:
         if batch.sent:
             by_class[facts[batch.workflow_id].cls].append(batch)
     for cls in sorted(by_class):
-        names = room.names(cls, len(by_class[cls]))
-        for batch, name in zip(by_class[cls], names, strict=False):
-            batch.replica = name
-        room.take(cls, names)
+        wanted = [room.wanted(batch.sent.bit_count()) for batch in by_class[cls]]
+        granted = room.grants(cls, wanted)
+        for batch, grant in zip(by_class[cls], granted, strict=False):
+            batch.replica, batch.calls = grant.replica, grant.calls
+        room.take(cls, granted)
 
 
 def _write(
@@ -371,11 +400,11 @@ def _write(
         """
         UPDATE fulfillment_batch b
         SET open_mask = u.open_mask, sent_mask = u.sent_mask, state = u.state,
-            replica = u.replica, fence = b.fence + 1,
+            replica = u.replica, calls = u.calls, fence = b.fence + 1,
             lease_until = CASE WHEN u.state = 1
                                THEN clock_timestamp() + make_interval(secs => %s::float8) END
-        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::text[])
-             AS u(id, open_mask, sent_mask, state, replica)
+        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::text[],
+                    %s::smallint[]) AS u(id, open_mask, sent_mask, state, replica, calls)
         WHERE b.id = u.id
         """,
         [
@@ -385,6 +414,7 @@ def _write(
             arrays.integers(batch.sent if batch.replica else 0 for batch in batches),
             arrays.integers(_state(batch) for batch in batches),
             arrays.texts(batch.replica for batch in batches),
+            arrays.integers(batch.calls for batch in batches),
         ],
     )
     sent = {

@@ -111,19 +111,21 @@ def text_array(values: Sequence[str] | None) -> bytes:
 
 def copy(
     cursor: CursorWrapper, table: str, columns: Sequence[str], records: Iterable[bytes]
-) -> None:
-    """COPY records, each the encoded fields of `columns` in their order, into a table."""
+) -> int:
+    """COPY records, each the encoded fields of `columns` in their order; return their bytes."""
     count = struct.pack("!h", len(columns))
     parts = [_HEADER]
     for record in records:
         parts += (count, record)
     parts.append(_TRAILER)
+    data = b"".join(parts)
     names = ", ".join(f'"{column}"' for column in columns)
     raw: Any = cursor.cursor
     # Django wraps only the errors of its own methods: callers expect its IntegrityError here too.
     with cursor.db.wrap_database_errors:
         raw.copy_expert(
             f'COPY "{table}" ({names}) FROM STDIN WITH (FORMAT binary)',
-            io.BytesIO(b"".join(parts)),
+            io.BytesIO(data),
             _PIECE,
         )
+    return len(data)

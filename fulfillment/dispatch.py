@@ -11,7 +11,7 @@ lost lock cannot claim. A frozen leader loses that connection to `idle_session_t
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,6 +23,8 @@ from fulfillment.claim import Pass, claim
 from fulfillment.model_directory import ModelDirectory, Replica
 from fulfillment.policy import ordering, traffic
 from fulfillment.policy.priority import PriorityClass, priority_class
+from fulfillment.ready import Sight, VersionLoad
+from fulfillment.windows import Held, Room, Windows
 
 logger = logging.getLogger(__name__)
 
@@ -31,45 +33,21 @@ FROZEN_S = 10
 """Idle time after which PostgreSQL takes the connection of a leader that stands still."""
 REST = timedelta(seconds=2)
 """How long nothing is sent to a replica that refused a connection or is warming up."""
-READY_LOOK = 128
-"""READY batches counted a workflow: more than a pass can send of one."""
 
 Publish = Callable[[Sequence[tuple[int, int, str]], int], None]
 """Sends [(batch id, fence, replica)] to the executors at a Celery priority."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VersionLoad:
-    """What may be sent of one rater version."""
-
-    version_id: int
-    rater_id: str
-    model_id: str
-    model_version: str
-    autorater: str
-    plugin_version: str
-    max_qps: float | None
-    loads: Sequence[ordering.Load]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """Batches out now, by replica and class."""
-
-    replica: str
-    priority_class: PriorityClass
-    version_id: int
-    batches: int
 
 
 @dataclass(kw_only=True, slots=True)
 class Memory:
     """What the leader remembers between passes; losing it costs a little order, no work."""
 
+    sight: Sight = field(default_factory=Sight)
     orders: dict[int, ordering.Memory] = field(default_factory=dict)
-    windows: dict[str, traffic.Window] = field(default_factory=dict)
+    windows: Windows = field(default_factory=Windows)
     buckets: dict[str, traffic.Bucket] = field(default_factory=dict)
-    """Of raters with a `max_qps`. What a bisected batch asks in addition is not counted."""
+    """Of raters with a `max_qps`. Executors pace the calls of a batch; those that they could not
+    foresee (bisecting, asking once more) are charged when they tell, and sent later for it."""
     resting: dict[str, datetime] = field(default_factory=dict)
     """Until when a replica that was not there is left alone."""
 
@@ -91,9 +69,13 @@ def lead(name: str) -> bool:
 
 def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime) -> None:
     """Learn from what executors met: windows of external models adapt, silent replicas rest."""
+    # Whoever brings or changes work says nothing else.
+    if not all(signals):
+        memory.sight.ring()
     for replica in {s["replica"] for s in signals if s.get("away")}:
         memory.resting[replica] = now + REST
-    memory.resting = {r: until for r, until in memory.resting.items() if until > now}
+    # A clock that was set back must not let them rest until it catches up.
+    memory.resting = {r: t for r, t in memory.resting.items() if now < t <= now + REST}
     met: dict[str, list[traffic.Signal]] = defaultdict(list)
     for signal in signals:
         if "replica" in signal:
@@ -102,11 +84,18 @@ def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime)
                     priority_class=PriorityClass(signal["cls"]),
                     succeeded=signal["succeeded"],
                     overloaded=signal["overloaded"],
+                    refused_at=now - timedelta(seconds=signal.get("refused_ago_s", 0.0)),
                 )
             )
     for replica, of_replica in met.items():
-        if replica in memory.windows:
-            memory.windows[replica] = traffic.adapt(memory.windows[replica], of_replica, now)
+        if replica in memory.windows.open:
+            memory.windows.open[replica] = traffic.adapt(
+                memory.windows.open[replica], of_replica, now
+            )
+    for signal in signals:
+        bucket = memory.buckets.get(signal.get("rater", ""))
+        if bucket is not None:
+            memory.buckets[signal["rater"]] = traffic.spend(bucket, signal["further"])
 
 
 def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publish: Publish) -> Pass:
@@ -114,15 +103,18 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     total_slots, plugins = _executors(now)
     if not total_slots:
         return Pass()
-    versions = _versions(now)
+    versions = memory.sight.look(now)
     if not versions:
         return Pass()
     held = _held()
     replicas = [r for r in directory.replicas(now) if r.key not in memory.resting]
-    rooms = {v.version_id: _Room(v, replicas, held, memory) for v in versions}
+    rooms = {v.version_id: _room(v, replicas, held, memory, now) for v in versions}
     served = [v for v in versions if v.plugin_version in plugins.get(v.autorater, ())]
     shares = traffic.slots_for(
-        {str(v.version_id): _wanted(v, rooms[v.version_id]) for v in served},
+        {
+            str(v.version_id): min(rooms[v.version_id].most, memory.sight.wanted(v))
+            for v in served
+        },
         max(0, total_slots - sum(h.batches for h in held)),
         {str(v.version_id): sum(h.batches for h in held if h.version_id == v.version_id)
          for v in served},
@@ -137,13 +129,33 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
                 sent=done.sent + passed.sent,
                 ended=done.ended + passed.ended,
                 waiting=done.waiting + passed.waiting,
+                calls=done.calls + passed.calls,
                 full=done.full or passed.full,
             )
     return done
 
 
-def _wanted(version: VersionLoad, room: "_Room") -> int:
-    return min(room.most, sum(load.ready_batches for load in version.loads))
+def _room(
+    version: VersionLoad,
+    replicas: Sequence[Replica],
+    held: list[Held],
+    memory: Memory,
+    now: datetime,
+) -> Room:
+    return Room(
+        version_id=version.version_id,
+        replicas=[
+            r
+            for r in replicas
+            if r.model_id == version.model_id
+            and (not r.version or version.model_version in {"", r.version, r.label})
+        ],
+        batch_size=version.batch_size,
+        isolated=version.isolated,
+        held=held,
+        windows=memory.windows,
+        now=now,
+    )
 
 
 def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
@@ -163,68 +175,12 @@ def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
     return sum(slots for slots, _ in rows), plugins
 
 
-def _versions(now: datetime) -> list[VersionLoad]:
-    """Return what is READY, by rater version."""
-    with connection.cursor() as cursor:
-        prepared.execute(
-            cursor,
-            """
-            SELECT w.rater_version_id, w.rater_id, r.max_qps, v.spec, w.id, w.owner, w.priority,
-                   w.best_effort, w.created_at, w.deadline_at, ready.batches,
-                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled
-            FROM fulfillment_workflow w
-            JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
-            JOIN fulfillment_raterversion v ON v.id = w.rater_version_id
-            JOIN fulfillment_workflowstats s ON s.workflow_id = w.id
-            CROSS JOIN LATERAL (
-                SELECT count(*) AS batches FROM (
-                    -- Without the order the planner scans the table for a quick 128.
-                    SELECT FROM fulfillment_batch b WHERE b.workflow_id = w.id AND b.state = 0
-                    ORDER BY b.position LIMIT %s::bigint) AS b
-            ) AS ready
-            WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s::timestamptz
-              AND v.retired_at IS NULL AND ready.batches > 0
-            """,
-            [READY_LOOK, now],
-        )
-        rows = cursor.fetchall()
-    loads: dict[int, list[ordering.Load]] = defaultdict(list)
-    specs: dict[int, tuple[str, float | None, dict[str, Any]]] = {}
-    for version_id, rater_id, max_qps, spec, *rest in rows:
-        workflow_id, owner, priority, best_effort, created_at, deadline_at, ready, open_ = rest
-        specs[version_id] = (rater_id, max_qps, orjson.loads(spec))
-        loads[version_id].append(
-            ordering.Load(
-                workflow_id=workflow_id,
-                owner=owner,
-                priority_class=priority_class(priority, best_effort=best_effort),
-                ready_batches=ready,
-                open_requests=max(open_, 1),
-                submitted_at=created_at,
-                deadline_at=deadline_at,
-            )
-        )
-    return [
-        VersionLoad(
-            version_id=version_id,
-            rater_id=rater_id,
-            model_id=spec["model_id"],
-            model_version=spec["model_version"],
-            autorater=spec["autorater"],
-            plugin_version=spec["plugin_version"],
-            max_qps=max_qps,
-            loads=loads[version_id],
-        )
-        for version_id, (rater_id, max_qps, spec) in specs.items()
-    ]
-
-
 def _held() -> list[Held]:
     with connection.cursor() as cursor:
         prepared.execute(
             cursor,
             """
-            SELECT b.replica, w.priority, w.best_effort, w.rater_version_id, count(*)
+            SELECT b.replica, w.priority, w.best_effort, w.rater_version_id, count(*), sum(b.calls)
             FROM fulfillment_batch b JOIN fulfillment_workflow w ON w.id = b.workflow_id
             WHERE b.state = 1 GROUP BY 1, 2, 3, 4
             """,
@@ -235,84 +191,29 @@ def _held() -> list[Held]:
                 priority_class=priority_class(priority, best_effort=best_effort),
                 version_id=version_id,
                 batches=batches,
+                calls=calls,
             )
-            for replica, priority, best_effort, version_id, batches in cursor.fetchall()
+            for replica, priority, best_effort, version_id, batches, calls in cursor.fetchall()
         ]
-
-
-class _Room:
-    """The free room of the replicas that serve one rater version."""
-
-    def __init__(
-        self,
-        version: VersionLoad,
-        replicas: Sequence[Replica],
-        held: list[Held],
-        memory: Memory,
-    ) -> None:
-        self._replicas = [
-            r
-            for r in replicas
-            if r.model_id == version.model_id
-            and (not r.version or version.model_version in {"", r.version, r.label})
-        ]
-        self._held = held
-        self._version_id = version.version_id
-        self._windows: dict[str, traffic.Window] = {}
-        for replica in self._replicas:
-            if not replica.managed:
-                window = memory.windows.get(replica.key)
-                if window is None or window.ceiling != replica.window:
-                    window = memory.windows[replica.key] = traffic.open_window(replica.window)
-                self._windows[replica.key] = window
-        self.most = len(self.names(PriorityClass.HIGH, ordering.MAX_CLAIMS))
-
-    def names(self, cls: PriorityClass, count: int) -> list[str]:
-        """Name a replica for each of up to `count` batches of a class."""
-        loads = []
-        for replica in self._replicas:
-            by_class: dict[PriorityClass, int] = defaultdict(int)
-            for held in self._held:
-                if held.replica == replica.key:
-                    by_class[held.priority_class] += held.batches
-            total = sum(by_class.values())
-            window = self._windows.get(replica.key)
-            free = replica.window - total if window is None else traffic.room(window, by_class, cls)
-            loads.append(
-                traffic.ReplicaLoad(
-                    key=replica.key, version=replica.version, window=total + free, held=total
-                )
-            )
-        return traffic.assign(loads, count)
-
-    def take(self, cls: PriorityClass, names: Sequence[str]) -> None:
-        """Count batches that were just sent, for all raters of this pass."""
-        self._held += (
-            Held(replica=name, priority_class=cls, version_id=self._version_id, batches=1)
-            for name in names
-        )
 
 
 def _serve(
     version: VersionLoad,
-    room: _Room,
+    room: Room,
     share: int,
     now: datetime,
     memory: Memory,
     publish: Publish,
 ) -> Pass:
     order = memory.orders.get(version.version_id, ordering.Memory())
-    free = {
-        cls: len(room.names(cls, ordering.MAX_CLAIMS))
-        for cls in {load.priority_class for load in version.loads}
-    }
-    decision = ordering.next_batches(
-        [load for load in version.loads if free[load.priority_class]],
-        room=min(share, room.most, _calls_allowed(version, memory, now)),
-        now=now,
+    free = {cls: room.batches(cls) for cls in version.order}
+    decision = ordering.fill(
+        {cls: line for cls, line in version.order.items() if free[cls]},
+        room=min(share, room.most, _batches_allowed(version, room, memory, now)),
         memory=order,
+        taken=memory.sight.taken,
     )
-    picks = _fitting(decision.picks, version.loads, free)
+    picks = _fitting(decision.picks, version.order, free)
     if not picks:
         return Pass()
     try:
@@ -324,30 +225,40 @@ def _serve(
         logger.info("claim met a lock", extra={"rater": version.rater_id})
         return Pass()
     memory.orders[version.version_id] = decision.memory
+    memory.sight.take(picks)
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
-        memory.buckets[version.rater_id] = traffic.spend(bucket, passed.sent)
+        memory.buckets[version.rater_id] = traffic.spend(bucket, passed.calls)
     for (step, cls), sent in claims.items():
         size = traffic.message_size(
             room=room.most, urgent=cls is PriorityClass.HIGH and len(sent) < 4
         )
         for start in range(0, len(sent), size):
             publish(sent[start : start + size], step)
-    return passed
+    asked = sum(pick.batches for pick in picks)
+    # The room was made for whole batches; where these were what is left of some, more may go.
+    more = passed.sent == asked and passed.calls < asked * room.calls_a_batch
+    return replace(passed, full=passed.full or more)
 
 
-def _calls_allowed(version: VersionLoad, memory: Memory, now: datetime) -> int:
-    """Return how many calls the rater's `max_qps` lets start now."""
+def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:
+    """Return how many batches the rater's `max_qps` lets start now.
+
+    A batch of many calls starts when one is allowed and is paid for as a whole: its executor makes
+    the calls at the rater's pace, and the next batch waits until they are paid.
+    """
     if version.max_qps is None:
         return ordering.MAX_CLAIMS
     bucket = traffic.fill(memory.buckets.get(version.rater_id), version.max_qps, now)
     memory.buckets[version.rater_id] = bucket
-    return max(0, int(bucket.calls))
+    if bucket.calls < 1:
+        return 0
+    return max(1, int(bucket.calls) // room.calls_a_batch)
 
 
 def _fitting(
     picks: Sequence[ordering.Pick],
-    loads: Sequence[ordering.Load],
+    order: ordering.Order,
     free: Mapping[PriorityClass, int],
 ) -> list[ordering.Pick]:
     """Cut picks to the windows of their classes, which may be smaller than the room as a whole.
@@ -355,10 +266,9 @@ def _fitting(
     Claiming more would write batches only to put them back. The order remembers them as served.
     """
     left = dict(free)
-    classes = {load.workflow_id: load.priority_class for load in loads}
     fitting = []
     for pick in picks:
-        cls = classes[pick.workflow_id]
+        cls = next(cls for cls, line in order.items() if pick.workflow_id in line.ready)
         if batches := min(pick.batches, left[cls]):
             fitting.append(ordering.Pick(workflow_id=pick.workflow_id, batches=batches))
             left[cls] -= batches

@@ -97,3 +97,17 @@ class RaterUnavailable(FulfillmentError):
 
     status = 422
     code = "rater_unavailable"
+
+
+class TooManyFollowers(FulfillmentError):
+    """All places for event streams of this web process are taken."""
+
+    status = 503
+    code = "too_many_followers"
+
+    def __init__(self, places: int) -> None:
+        super().__init__(
+            f"This process follows {places} event streams already; try again, or ask "
+            "GET /workflows/{id} every few seconds.",
+            retry_after_s=5,
+        )

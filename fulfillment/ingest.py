@@ -5,7 +5,8 @@ progress, and counts itself in the upload's record: killed anywhere, whoever com
 the first missing chunk. Which upload that is, and what is said of it, is decided in intake.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,32 +15,40 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 from psycopg2.errors import DeadlockDetected, UniqueViolation
 
-from fulfillment import archive, copying, documents
+from fulfillment import archive, copying, documents, sampling
 from fulfillment.errors import Conflict
 from fulfillment.models import StatsDelta, Upload, Workflow, request_key
 from fulfillment.policy.batching import cut, merge_equal
 from fulfillment.policy.fingerprint import request_digest
+from fulfillment.policy.freshness import Look, fresh_after
 from fulfillment.policy.lifecycle import RequestState, Source, WorkflowState
 from fulfillment.spool import MOST_LISTED, Record, Spool
 
-_APPEND_TRIES = 3
+_APPEND_TRIES = 50
+"""A failure means that another append has committed rows: of eight at once, a chunk met four."""
 
 _REQUEST_COLUMNS = (
     "id", "workflow_id", "request_id", "request_digest", "query_id", "result_id", "side",
     "result_weight", "query_weight", "fingerprint", "state", "source", "score", "label", "output",
-    "rating_id", "rated_at", "attempts", "warnings", "extra",
+    "rating_id", "rated_at", "attempts", "look", "rated_by_id", "url_digest", "warnings", "extra",
 )  # fmt: skip
 _BATCH_COLUMNS = (
     "id", "workflow_id", "position", "round", "positions", "item_of", "fingerprints", "open_mask",
     "sent_mask", "state", "attempts", "lost", "fence", "replica",
 )  # fmt: skip
-_PENDING = b"".join(
-    (
-        copying.int2(RequestState.PENDING),
-        copying.NULL * 6,  # source, score, label, output, rating, rated_at
-        copying.int2(0),
+_PENDING = {
+    look: b"".join(
+        (
+            copying.int2(RequestState.PENDING),
+            copying.NULL * 6,  # source, score, label, output, rating, rated_at
+            copying.int2(0),
+            copying.int2(look),
+            copying.NULL,  # rated_by
+        )
     )
-)
+    for look in Look
+}
+_HIT = copying.int2(Look.HIT)
 _FRESH_BATCH = b"".join(
     (
         copying.int8(0),  # sent_mask
@@ -64,10 +73,9 @@ def ingest(upload: Upload, spool: Spool) -> None:
             "rejected_count": spool.refused_count,
             "warnings": [],
         }
-    position = upload.first_position
-    for number, records in enumerate(spool.chunks()):
-        if number >= upload.chunks:
-            _ingest_chunk_surely(upload, records, position)
+    position = upload.first_position + upload.rows_done
+    for records in spool.chunks(skip=upload.rows_done):
+        _ingest_chunk_surely(upload, records, position)
         position += len(records)
 
 
@@ -130,20 +138,24 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
         chunk = _Chunk()
         numbered = _without_known_ids(cursor, upload, list(enumerate(records, position)), chunk)
         now = _now(cursor)
-        hits = _hits(cursor, workflow, [record for _, record in numbered], now)
+        hits, looks = _look_up(cursor, workflow, [record for _, record in numbered], now)
         open_rows = [(p, r) for p, r in numbered if r.fingerprint not in hits]
         items = [
             [open_rows[i] for i in group]
             for group in merge_equal([bytes.fromhex(r.fingerprint) for _, r in open_rows])
         ]
         workflow_id = workflow.pk
-        copying.copy(
+        stored = copying.copy(
             cursor,
             "fulfillment_ratingrequest",
             _REQUEST_COLUMNS,
-            (_request(workflow_id, p, r, hits.get(r.fingerprint)) for p, r in numbered),
+            (
+                _request(workflow_id, p, r, hits.get(r.fingerprint), looks[r.fingerprint])
+                for p, r in numbered
+            ),
         )
-        _copy_batches(cursor, workflow, items)
+        stored += _copy_batches(cursor, workflow, items)
+        sampling.draw(cursor, workflow, [record for _, record in numbered], hits, now)
         chunk.hits = len(numbered) - len(open_rows)
         chunk.pending = len(items)
         chunk.coalesced = len(open_rows) - len(items)
@@ -161,19 +173,21 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
             completed=chunk.hits,
             from_archive=chunk.hits,
             score_sum=chunk.score_sum,
+            stored_bytes=stored if open_rows else 0,
         )
         answer = _added(upload.answer, chunk)
+        rows_done = upload.rows_done + len(records)
         Upload.objects.filter(pk=upload.pk).update(
-            chunks=upload.chunks + 1, heartbeat_at=now, answer=answer
+            rows_done=rows_done, heartbeat_at=now, answer=answer
         )
-    upload.chunks, upload.answer = upload.chunks + 1, answer
+    upload.rows_done, upload.answer = rows_done, answer
 
 
 def _lock(cursor: CursorWrapper, upload: Upload) -> None:
     cursor.execute(
-        "SELECT holder, chunks FROM fulfillment_upload WHERE id = %s FOR UPDATE", [upload.pk]
+        "SELECT holder, rows_done FROM fulfillment_upload WHERE id = %s FOR UPDATE", [upload.pk]
     )
-    if cursor.fetchone() != (upload.holder, upload.chunks):
+    if cursor.fetchone() != (upload.holder, upload.rows_done):
         raise superseded()
     # Blocks close, cancel and completion (FOR NO KEY UPDATE) for this transaction, nobody else.
     cursor.execute(
@@ -228,27 +242,37 @@ def _without_known_ids(
     return fresh
 
 
-def _hits(
+def _look_up(
     cursor: CursorWrapper, workflow: Workflow, records: Sequence[Record], now: datetime
-) -> dict[str, archive.Entry]:
+) -> tuple[dict[str, archive.Entry], Mapping[str, Look]]:
+    """Return the entries that are taken, and what the archive said of each fingerprint."""
     if workflow.bypass:
-        return {}
-    return archive.look_up(
-        cursor,
-        list({record.fingerprint for record in records}),
-        produced_after=archive.fresh_after(
-            now=now,
-            freshness_s=workflow.rater.freshness_s,
-            max_age_s=workflow.max_age_s,
-            accepted_at=workflow.created_at,
-            bypass=False,
-        ),
-        now=now,
+        return {}, defaultdict(lambda: Look.BYPASSED)
+    entries = archive.look_up(
+        cursor, list({record.fingerprint for record in records}), produced_after=None, now=now
     )
+    oldest = fresh_after(
+        now=now,
+        freshness_s=workflow.rater.freshness_s,
+        max_age_s=workflow.max_age_s,
+        accepted_at=workflow.created_at,
+        bypass=False,
+    )
+    looks: dict[str, Look] = defaultdict(lambda: Look.MISS)
+    hits = {}
+    for fingerprint, entry in entries.items():
+        fresh = entry.produced_at > oldest
+        looks[fingerprint] = Look.HIT if fresh else Look.STALE
+        if fresh:
+            hits[fingerprint] = entry
+    return hits, looks
 
 
-def _request(workflow_id: int, position: int, record: Record, entry: archive.Entry | None) -> bytes:
+def _request(
+    workflow_id: int, position: int, record: Record, entry: archive.Entry | None, look: Look
+) -> bytes:
     request_id = record.name(position)
+    digest = record.url_digest
     return b"".join(
         (
             copying.int8(request_key(workflow_id, position)),
@@ -261,7 +285,8 @@ def _request(workflow_id: int, position: int, record: Record, entry: archive.Ent
             copying.float8(record.result_weight),
             copying.float8(record.query_weight),
             copying.uuid(bytes.fromhex(record.fingerprint)),
-            _PENDING if entry is None else _completed(entry),
+            _PENDING[look] if entry is None else _completed(entry),
+            copying.NULL if digest is None else copying.uuid(bytes.fromhex(digest)),
             copying.text_array(record.warnings or None),
             copying.jsonb(None if record.extra is None else documents.dump(record.extra)),
         )
@@ -279,27 +304,30 @@ def _completed(entry: archive.Entry) -> bytes:
             copying.int8(entry.rating_id),
             copying.timestamp(entry.produced_at),
             copying.int2(0),
+            _HIT,
+            copying.int8(entry.workflow_id),
         )
     )
 
 
 def _copy_batches(
     cursor: CursorWrapper, workflow: Workflow, items: Sequence[list[tuple[int, Record]]]
-) -> None:
+) -> int:
+    """Write the batches of items that are to be rated, and return their bytes."""
     batches = cut(items, workflow.batch_size)
     if not batches:
-        return
+        return 0
     cursor.execute(
         "SELECT nextval('fulfillment_batch_id_seq') FROM generate_series(1, %s)", [len(batches)]
     )
     ids = [row[0] for row in cursor.fetchall()]
-    copying.copy(
+    stored = copying.copy(
         cursor,
         "fulfillment_batch",
         _BATCH_COLUMNS,
         (_batch(i, workflow, batch) for i, batch in zip(ids, batches, strict=True)),
     )
-    copying.copy(
+    return stored + copying.copy(
         cursor,
         "fulfillment_batchpayload",
         ("batch_id", "workflow_id", "data"),

@@ -10,8 +10,9 @@
 An append does the same to an OPEN workflow: its chunks count at once, and the same key resumes it.
 """
 
+import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from hashlib import blake2b
@@ -20,13 +21,14 @@ from uuid import UUID
 
 import orjson
 from django.conf import settings
-from django.db import IntegrityError, connection, transaction
-from django.utils.module_loading import import_string
+from django.db import IntegrityError, transaction
 
-from fulfillment import bell, completion
+from fulfillment import backlog, bell, completion, documents, webhooks
 from fulfillment.clock import database_now
-from fulfillment.errors import BacklogFull, Conflict, InvalidFields
+from fulfillment.errors import Conflict, InvalidFields
+from fulfillment.formats import Format
 from fulfillment.ingest import ingest, is_open, not_open, superseded
+from fulfillment.keys import keying
 from fulfillment.models import (
     Rater,
     RaterVersion,
@@ -35,10 +37,9 @@ from fulfillment.models import (
     WorkflowStats,
 )
 from fulfillment.policy.batching import MAX_BATCH_SIZE
-from fulfillment.policy.fingerprint import Fingerprinter
 from fulfillment.policy.lifecycle import WorkflowState
 from fulfillment.raters import current_version
-from fulfillment.spool import Spool, take_in
+from fulfillment.spool import Record, Spool, take_in
 
 CALL_LIMIT_MARGIN = timedelta(seconds=120)
 """What the default max duration adds to the deadline: a try started before it may end."""
@@ -61,13 +62,15 @@ class WorkflowForm:
     max_age_s: int | None = None
     bypass: bool = False
     no_store: bool = False
+    webhook: webhooks.WebhookForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Body:
-    """A stream of NDJSON bytes; it is read once, in constant memory."""
+    """A stream of rows in one of the formats; it is read once, in constant memory."""
 
     chunks: Iterable[bytes]
+    format: Format = Format.NDJSON
 
 
 @dataclass(kw_only=True, slots=True)
@@ -129,6 +132,27 @@ def append(
         return _take(upload, spool)
 
 
+def submit_own(
+    *, form: WorkflowForm, version: RaterVersion, records: Sequence[Record], owner: str
+) -> Workflow | None:
+    """Make a closed workflow of rows that an earlier one brought, checked and keyed then.
+
+    None if the rater has another version by now: their fingerprints are not those of that one.
+    """
+    rater = _rater(form.rater)
+    if current_version(rater, database_now()).pk != version.pk:
+        return None
+    backlog.refuse_if_full()
+    with Spool(file=tempfile.TemporaryFile(dir=settings.AIRS_SPOOL), rows=len(records)) as spool:
+        for record in records:
+            spool.file.write(documents.dump(tuple(record)) + b"\n")
+        upload = _create(
+            form=form, rater=rater, version=version, owner=owner, key=None, digest=bytes(16),
+            rows=spool.rows, close=True,
+        )  # fmt: skip
+        return _take(upload, spool).workflow
+
+
 def _take(upload: Upload, spool: Spool) -> Submission:
     if upload.finished_at is not None:
         return Submission(workflow=upload.workflow, answer=upload.answer, replayed=True)
@@ -147,20 +171,6 @@ def _rater(rater_id: str) -> Rater:
     return rater
 
 
-def _refuse_full_backlog() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT sum(pg_total_relation_size(t)) FROM unnest(%s::regclass[]) t",
-            [["fulfillment_batchpayload", "fulfillment_batch", "fulfillment_ratingrequest"]],
-        )
-        (size,) = cursor.fetchone()
-    if size > settings.AIRS_MAX_BACKLOG_BYTES:
-        raise BacklogFull(
-            f"the backlog has {size} bytes, the limit (AIRS_MAX_BACKLOG_BYTES) is "
-            f"{settings.AIRS_MAX_BACKLOG_BYTES}; send it again when some of it is done"
-        )
-
-
 def _earlier(owner: str, key: str | None) -> Upload | None:
     """Return the upload that this key began; new ones are refused when the backlog is full."""
     earlier = (
@@ -171,25 +181,33 @@ def _earlier(owner: str, key: str | None) -> Upload | None:
         else None
     )
     if earlier is None:
-        _refuse_full_backlog()
+        backlog.refuse_if_full()
     return earlier
 
 
 def _seed(form: WorkflowForm, close: bool) -> bytes:
-    return orjson.dumps([asdict(form), close])
+    """Return what a form adds to the digest of its upload.
+
+    Fields at their default do not count, so that a release may add one between a kill and its
+    resume.
+    """
+    default = asdict(type(form)(rater=form.rater))
+    said = {name: value for name, value in asdict(form).items() if value != default[name]}
+    return orjson.dumps([form.rater, said, close])
 
 
 def _spooled(
     body: Body, version: RaterVersion, *, seed: bytes, first_position: int | None = None
 ) -> Spool:
-    describe = import_string(settings.AIRS_RATER_PLUGINS)
-    key_fields = describe(version.spec["autorater"]).key_fields
+    key = keying(version)
     return take_in(
         body.chunks,
         directory=settings.AIRS_SPOOL,
-        fingerprint=Fingerprinter(version_digest=version.digest.bytes, key_fields=key_fields),
-        key_fields=key_fields,
-        seed=seed,
+        fingerprint=key.fingerprint,
+        key_fields=key.fields,
+        format=body.format,
+        limit=settings.AIRS_MAX_UPLOAD_BYTES,
+        seed=seed + body.format.encode(),
         first_position=first_position,
     )
 
@@ -216,7 +234,7 @@ def _taken_over(earlier: Upload | None, spool: Spool) -> Upload | None:
         holder=earlier.holder, heartbeat_at=database_now()
     )
     try:
-        earlier.refresh_from_db(fields=["chunks", "answer", "finished_at"])
+        earlier.refresh_from_db(fields=["rows_done", "answer", "finished_at"])
     except Upload.DoesNotExist:
         return None
     return earlier
@@ -275,6 +293,8 @@ def _create(
                 created_at=now,
             )
             WorkflowStats.objects.create(workflow=workflow)
+            if form.webhook is not None:
+                webhooks.attach(workflow, form.webhook, now=now)
             return Upload.objects.create(
                 owner=owner,
                 key=key,

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 
 from fulfillment import arrays, outcomes, prepared
 from fulfillment.outcomes import NewRating, Outcome
-from fulfillment.policy.lifecycle import DISPATCHED, BatchState, RequestState, Source
+from fulfillment.policy.lifecycle import DISPATCHED, STARTED, BatchState, RequestState, Source
 
 PICK_UP = timedelta(seconds=15)
 """From the claim to the executor's first statement; then the message counts as lost."""
@@ -24,8 +24,9 @@ SILENCE = timedelta(seconds=15)
 """An executor without heartbeat for so long is dead: its leases end."""
 MARGIN = timedelta(seconds=15)
 """What a lease has beyond the longest call, to write what came back."""
-LOST_BEFORE_SINGLES = 3
-"""Started tries whose executor died, after which the items run one by one."""
+LOST_BEFORE_SINGLES = 2
+"""Started tries whose executor died, after which the items run one by one: the third death shows
+which of them kills."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,14 @@ class Taken:
     no_store: bool
     payload: bytes
     taken_at: datetime
+    calls: int
+    """How many it may make at once."""
+    tries: Sequence[int] | None
+    max_qps: float | None
+
+    def tries_of(self, item: int) -> int:
+        """Return how many tries the item had: waiting for others, or being fine, is none."""
+        return self.attempts if self.tries is None else self.tries[item]
 
 
 def take_over(
@@ -85,7 +94,7 @@ def take_over(
             RETURNING b.id, b.fence, b.replica, b.workflow_id, w.rater_version_id, w.rater_id,
                       b.positions, b.item_of, b.fingerprints::text[], b.sent_mask, b.attempts,
                       b.lost, w.priority, w.best_effort, w.deadline_at, r.max_attempts,
-                      w.no_store, p.data, b.started_at
+                      w.no_store, p.data, b.started_at, b.calls, b.tries, r.max_qps
             """,
             [
                 arrays.integers(batch_id for batch_id, _ in leases),
@@ -130,7 +139,7 @@ def extend(batch_id: int, fence: int, *, call_limit: timedelta, probing: int | N
                 batch_id,
                 fence,
                 BatchState.LEASED,
-                [state.value for state in DISPATCHED],
+                [state.value for state in STARTED],
             ],
         )
         return bool(cursor.rowcount)
@@ -156,10 +165,14 @@ class Finish:
     failed: Mapping[int, str] = field(default_factory=dict)
     """Item -> code; `for_good` says which of them would fail for others too."""
     for_good: frozenset[int] = frozenset()
+    said: Mapping[int, str] = field(default_factory=dict)
+    """Failed item -> what the model or its server said, as JSON text."""
     timed_out: Mapping[int, str] = field(default_factory=dict)
     not_before: datetime | None = None
     """When the items that were sent and are not named above are tried again."""
     cost_attempt: bool = True
+    tries: Sequence[int] | None = None
+    """Tries by item, this one included, where they are not the same for all of the batch."""
     calls: int = 0
     accelerator_seconds: float = 0.0
 
@@ -176,10 +189,10 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             return []
         live = [(f, current[f.taken.batch_id]) for f in finishes if f.taken.batch_id in current]
         rating_ids = outcomes.add_ratings(
-            cursor, [rating for f, _ in live for rating in _ratings(f, now)]
+            cursor, [rating for f, _ in live for rating in ratings_of(f, now)]
         )
         progress = outcomes.end_requests(
-            cursor, [o for f, cleared in live for o in _outcomes(f, cleared, rating_ids, now)]
+            cursor, [o for f, cleared in live for o in outcomes_of(f, cleared, rating_ids, now)]
         )
         for f, _ in live:
             added = progress[f.taken.workflow_id]
@@ -192,6 +205,7 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             {f.taken.fingerprints[i]: f.failed[i] for f, _ in live for i in f.for_good},
             failed_at=now,
         )
+        _note_tries(cursor, [f for f, _ in live if f.tries is not None])
         prepared.execute(
             cursor,
             "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s::bigint[])",
@@ -243,7 +257,22 @@ def _release(cursor: Any, finishes: Sequence[Finish]) -> tuple[dict[int, int], d
     return {batch_id: cleared for batch_id, cleared, _ in rows}, rows[0][2] if rows else None
 
 
-def _ratings(f: Finish, now: datetime) -> list[NewRating]:
+def _note_tries(cursor: Any, finishes: Sequence[Finish]) -> None:
+    if finishes:
+        cursor.execute(
+            """
+            UPDATE fulfillment_batch b SET tries = u.tries::smallint[]
+            FROM unnest(%s::bigint[], %s::text[]) AS u(id, tries) WHERE b.id = u.id
+            """,
+            [
+                [f.taken.batch_id for f in finishes],
+                [arrays.integers(f.tries or ()) for f in finishes],
+            ],
+        )
+
+
+def ratings_of(f: Finish, now: datetime) -> list[NewRating]:
+    """Return the ratings of a finish."""
     return [
         NewRating(
             fingerprint=f.taken.fingerprints[item],
@@ -260,12 +289,12 @@ def _ratings(f: Finish, now: datetime) -> list[NewRating]:
     ]
 
 
-def _outcomes(
+def outcomes_of(
     f: Finish, cleared: int, rating_ids: Mapping[str, int], now: datetime
 ) -> list[Outcome]:
+    """Return how the items of a finish end, those whose open bits it cleared."""
     taken = f.taken
     items = outcomes.positions_by_item(taken.positions, taken.item_of)
-    attempts = taken.attempts + 1
     ended: list[Outcome] = []
     for item, scored in f.scored.items():
         if cleared >> item & 1:
@@ -280,7 +309,7 @@ def _outcomes(
                     output=scored.output,
                     rating_id=rating_ids[taken.fingerprints[item]],
                     rated_at=now - timedelta(seconds=scored.age_s),
-                    attempts=attempts,
+                    attempts=taken.tries_of(item) + 1,
                     warnings=scored.warnings,
                 )
             )
@@ -291,7 +320,8 @@ def _outcomes(
                 positions=items[item],
                 state=state,
                 error=code,
-                attempts=attempts,
+                output=f.said.get(item),
+                attempts=taken.tries_of(item) + 1,
             )
             for item, code in codes.items()
             if cleared >> item & 1

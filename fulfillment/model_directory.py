@@ -3,12 +3,16 @@
 The object named by the setting AIRS_MODEL_DIRECTORY satisfies `ModelDirectory`.
 """
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
 from django.conf import settings
+from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
+
+logger = logging.getLogger(__name__)
 
 
 class ModelDescription(Protocol):
@@ -44,11 +48,19 @@ class Replica(Protocol):
 
     @property
     def window(self) -> int:
-        """Batches it may hold (computing and queued)."""
+        """Calls it may hold (computing and queued); of an OIP model a batch is one call."""
+
+    @property
+    def protocol(self) -> str:
+        """`oip`, or `openai`, where each item is a call."""
 
     @property
     def managed(self) -> bool:
         """Whether the window comes from model management (else it is found by adaptation)."""
+
+    @property
+    def seen_at(self) -> datetime | None:
+        """When model management last heard of it; None for one that it does not watch."""
 
 
 class ModelDirectory(Protocol):
@@ -58,6 +70,37 @@ class ModelDirectory(Protocol):
 
     def replicas(self, now: datetime) -> Sequence[Replica]:
         """Return what can be sent to now: hosted replicas that are ready, external models."""
+
+
+class LastKnown:
+    """A directory that goes on with what it last knew while model management is away.
+
+    Replicas keep the time they were last heard of, so that whoever reads it can tell. The database
+    being away is not caught: then nothing can be sent.
+    """
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
+        self._replicas: Sequence[Replica] = ()
+        self._away = False
+
+    def describe(self, model_id: str) -> ModelDescription | None:
+        """Ask the directory itself."""
+        return self._directory.describe(model_id)
+
+    def replicas(self, now: datetime) -> Sequence[Replica]:
+        """Return what can be sent to now, or could when that was last known."""
+        try:
+            self._replicas = self._directory.replicas(now)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:  # somebody else's code, perhaps over a network
+            if not self._away:
+                logger.warning("model management is away", extra={"error": repr(error)})
+            self._away = True
+        else:
+            self._away = False
+        return self._replicas
 
 
 def model_directory() -> ModelDirectory:

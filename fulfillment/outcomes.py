@@ -35,6 +35,8 @@ class Outcome(NamedTuple):
     error: str | None = None
     attempts: int = 0
     warnings: Sequence[str] = ()
+    rated_by_id: int | None = None
+    """The workflow whose model call it came from, where that is another one."""
 
 
 class NewRating(NamedTuple):
@@ -104,15 +106,16 @@ def end_requests(cursor: CursorWrapper, outcomes: Iterable[Outcome]) -> dict[int
             """
             UPDATE fulfillment_ratingrequest r
             SET state = u.state, source = u.source, score = u.score, label = u.label,
-                output = u.output, rating_id = u.rating_id, rated_at = u.rated_at,
+                output = u.output, rating_id = u.rating_id, rated_by_id = u.rated_by_id,
+                rated_at = u.rated_at,
                 error = u.error, attempts = u.attempts,
                 warnings = CASE WHEN u.warnings = '' THEN r.warnings
                                 ELSE r.warnings || string_to_array(u.warnings, ',') END
             FROM unnest(%s::bigint[], %s::smallint[], %s::smallint[], %s::float8[], %s::text[],
-                        %s::jsonb[], %s::bigint[], %s::timestamptz[], %s::text[], %s::smallint[],
-                        %s::text[])
-                 AS u(id, state, source, score, label, output, rating_id, rated_at, error,
-                      attempts, warnings)
+                        %s::jsonb[], %s::bigint[], %s::bigint[], %s::timestamptz[], %s::text[],
+                        %s::smallint[], %s::text[])
+                 AS u(id, state, source, score, label, output, rating_id, rated_by_id, rated_at,
+                      error, attempts, warnings)
             WHERE r.id = u.id
             """,
             [
@@ -123,6 +126,7 @@ def end_requests(cursor: CursorWrapper, outcomes: Iterable[Outcome]) -> dict[int
                 arrays.texts(o.label for _, _, o in rows),
                 arrays.texts(o.output for _, _, o in rows),
                 arrays.integers(o.rating_id for _, _, o in rows),
+                arrays.integers(o.rated_by_id for _, _, o in rows),
                 arrays.instants(o.rated_at for _, _, o in rows),
                 arrays.texts(o.error for _, _, o in rows),
                 arrays.integers(min(o.attempts, 32_767) for _, _, o in rows),
@@ -163,15 +167,17 @@ def add_progress(cursor: CursorWrapper, progress: Mapping[int, Mapping[str, Any]
             arrays.integers(progress),
             *(
                 arrays.floats([added.get(name, 0) for added in progress.values()])
-                for name in PROGRESS_FIELDS
+                for name in _ADDED
             ),
         ],
     )
 
 
+_ADDED = tuple(name for name in PROGRESS_FIELDS if name != "stored_bytes")
+"""What is stored is told by ingest alone."""
 _ADD_PROGRESS = (
-    f"INSERT INTO fulfillment_statsdelta (workflow_id, {', '.join(PROGRESS_FIELDS)})"
-    f" SELECT * FROM unnest(%s::bigint[], {', '.join(['%s::float8[]'] * len(PROGRESS_FIELDS))})"
+    f"INSERT INTO fulfillment_statsdelta (workflow_id, {', '.join(_ADDED)})"
+    f" SELECT * FROM unnest(%s::bigint[], {', '.join(['%s::float8[]'] * len(_ADDED))})"
 )
 
 

@@ -1,6 +1,7 @@
 """Reading a workflow's progress: stats plus the deltas not yet folded, in one snapshot."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.db import connection
@@ -8,11 +9,22 @@ from django.db import connection
 from fulfillment.models import PROGRESS_FIELDS, Workflow
 from fulfillment.policy.lifecycle import WorkflowState
 
-_SUMS = ", ".join(
-    f"s.{name} + coalesce((SELECT sum(d.{name}) FROM d WHERE d.workflow_id = s.workflow_id), 0)"
-    f" AS {name}"
-    for name in PROGRESS_FIELDS
+_ENDED = "completed + failed + timed_out + cancelled > 0"
+_ADDED = ", ".join(
+    (
+        *(f"sum({name}) AS {name}" for name in PROGRESS_FIELDS),
+        f"min(added_at) FILTER (WHERE {_ENDED}) AS first_result_at",
+        f"max(added_at) FILTER (WHERE {_ENDED}) AS last_result_at",
+    )
 )
+_SUMS = ", ".join(
+    (
+        *(f"s.{name} + coalesce(d.{name}, 0)" for name in PROGRESS_FIELDS),
+        "least(s.first_result_at, d.first_result_at)",
+        "greatest(s.last_result_at, d.last_result_at)",
+    )
+)
+_READ_BESIDE = ("first_result_at", "last_result_at", "running", "retrying", "retry_at")
 
 
 def read(workflow: Workflow) -> dict[str, Any]:
@@ -46,16 +58,28 @@ def _read(workflow_ids: Sequence[int], *, in_flight: bool) -> dict[int, dict[str
     )
     running = out.format("b.state = 1 AND b.started_at IS NOT NULL" if in_flight else "true")
     retrying = out.format("b.state = 3" if in_flight else "true")
+    retry_at = (
+        """
+        SELECT max(b.not_before) FROM fulfillment_batch b
+        WHERE b.workflow_id = s.workflow_id AND b.state = 3
+        """
+        if in_flight
+        else "NULL"
+    )
     with connection.cursor() as cursor:
         cursor.execute(
             f"""
-            WITH d AS (SELECT * FROM fulfillment_statsdelta WHERE workflow_id = ANY(%s))
-            SELECT s.workflow_id, {_SUMS}, ({running}), ({retrying})
-            FROM fulfillment_workflowstats s WHERE s.workflow_id = ANY(%s)
+            WITH d AS (
+                SELECT workflow_id, {_ADDED} FROM fulfillment_statsdelta
+                WHERE workflow_id = ANY(%s) GROUP BY workflow_id
+            )
+            SELECT s.workflow_id, {_SUMS}, ({running}), ({retrying}), ({retry_at})
+            FROM fulfillment_workflowstats s LEFT JOIN d ON d.workflow_id = s.workflow_id
+            WHERE s.workflow_id = ANY(%s)
             """,
             [list(workflow_ids), list(workflow_ids)],
         )
-        names = (*PROGRESS_FIELDS, "running", "retrying")
+        names = (*PROGRESS_FIELDS, *_READ_BESIDE)
         return {row[0]: dict(zip(names, row[1:], strict=True)) for row in cursor.fetchall()}
 
 
@@ -96,4 +120,29 @@ def _document(workflow: Workflow, values: Mapping[str, Any]) -> dict[str, Any]:
         "model_calls": get("model_calls"),
         "attempts": get("attempts"),
         "accelerator_seconds": round(float(values.get("accelerator_seconds", 0.0)), 3),
+        "retry_at": values.get("retry_at"),
+        "timeline": _timeline(workflow, values),
     }
+
+
+def _timeline(workflow: Workflow, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the instants of a workflow in their order, and how long its stretches took."""
+    last = values.get("last_result_at")
+    return {
+        "accepted_at": workflow.created_at,
+        "closed_at": workflow.closed_at,
+        "first_dispatch_at": workflow.started_at,
+        "first_result_at": values.get("first_result_at"),
+        "last_result_at": last,
+        "finished_at": workflow.finished_at,
+        "queued_s": _seconds(workflow.created_at, workflow.started_at),
+        "working_s": _seconds(workflow.started_at, last),
+        "total_s": _seconds(workflow.created_at, workflow.finished_at),
+    }
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    """Return the seconds between two instants that have both passed."""
+    if start is None or end is None:
+        return None
+    return max(0.0, round((end - start).total_seconds(), 3))

@@ -26,8 +26,9 @@ from fulfillment.errors import (
     NotFound,
     RaterUnavailable,
 )
+from fulfillment.expiry import newest_rating_id
 from fulfillment.model_directory import model_directory
-from fulfillment.models import Rater, RaterVersion
+from fulfillment.models import KeyLevel, Rater, RaterVersion
 from fulfillment.policy.batching import MAX_BATCH_SIZE
 from fulfillment.policy.fingerprint import version_digest
 
@@ -77,6 +78,10 @@ class Plugin(Protocol):
     def key_level(self) -> str: ...
     @property
     def protocol(self) -> str: ...
+    @property
+    def prompt(self) -> Callable[[Mapping[str, Any], Any], str] | None:
+        """Makes of a row and a `Spec` the text that decides at key level `prompt`, if it can."""
+
     @property
     def check(self) -> Callable[[Any], Sequence[FieldProblem]]:
         """Takes any object with the attributes of `Spec`."""
@@ -184,6 +189,9 @@ def current_version(rater: Rater, now: datetime) -> RaterVersion:
             break
     else:
         raise Conflict("The rater is being changed; try again.", code="rater_changing")
+    if version.retired_at is not None:  # the rater was changed back to what it had been
+        RaterVersion.objects.filter(pk=version.pk).update(retired_at=None)
+        version.retired_at = None
     if rater.current_version_id != version.pk:
         Rater.objects.filter(pk=rater.pk).update(current_version=version)
         rater.current_version = version
@@ -194,6 +202,14 @@ def versions(rater_id: str) -> QuerySet[RaterVersion]:
     """Return all versions of a rater, newest first."""
     find(rater_id)
     return RaterVersion.objects.filter(rater_id=rater_id).order_by("-number")
+
+
+def find_version(rater_id: str, number: int) -> RaterVersion:
+    """Return one version of a rater; raise NotFound."""
+    version = versions(rater_id).filter(number=number).first()
+    if version is None:
+        raise NotFound(f"Rater {rater_id!r} has no version {number}.")
+    return version
 
 
 def problems(rater: Rater) -> list[dict[str, str]]:
@@ -208,6 +224,8 @@ def problems(rater: Rater) -> list[dict[str, str]]:
         found.append(_unknown_model(rater.model_id))
     elif model.protocol != plugin.protocol:
         found.append(_wrong_protocol(rater.model_id, model.protocol, plugin))
+    if rater.key_level == KeyLevel.PROMPT and plugin.prompt is None:
+        found.append(_no_prompt(plugin))
     spec = _spec_of(rater, plugin, model.version if model else "")
     found += [
         {"field": "model" if p.field == "model_id" else p.field, "code": p.code, "detail": p.detail}
@@ -234,7 +252,12 @@ def _add_version(rater: Rater, spec: Spec, digest: UUID, now: datetime) -> Rater
     try:
         with transaction.atomic():
             return RaterVersion.objects.create(
-                rater=rater, number=number + 1, digest=digest, spec=asdict(spec), created_at=now
+                rater=rater,
+                number=number + 1,
+                digest=digest,
+                spec=asdict(spec),
+                created_at=now,
+                erased_to=newest_rating_id(),
             )
     except IntegrityError:
         return None
@@ -310,6 +333,14 @@ def _wrong_protocol(model_id: str, protocol: str, plugin: Plugin) -> dict[str, s
         "code": "protocol_mismatch",
         "detail": f"Model {model_id!r} speaks {protocol}, autorater {plugin.name} needs "
         f"{plugin.protocol}.",
+    }
+
+
+def _no_prompt(plugin: Plugin) -> dict[str, str]:
+    return {
+        "field": "key_level",
+        "code": "not_supported",
+        "detail": f"Autorater {plugin.name} renders no prompt.",
     }
 
 

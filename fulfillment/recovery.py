@@ -12,7 +12,7 @@ from zlib import crc32
 
 from django.db import connection
 
-from fulfillment import completion, retention
+from fulfillment import completion, deliveries, notify, purging, queue_history, retention, shadow
 from fulfillment.models import ServiceRun
 
 
@@ -22,11 +22,20 @@ class Service:
 
     run_once: Callable[[datetime], int]
     period: timedelta
+    waits: bool = False
+    """Whether it waits for others than the database, or may run for long; who has to go on runs it
+    in a thread."""
 
 
 SERVICES: Mapping[str, Service] = {
     "completion": Service(run_once=completion.run_once, period=timedelta(seconds=5)),
-    "retention": Service(run_once=retention.run_once, period=timedelta(seconds=60)),
+    "events": Service(run_once=notify.run_once, period=timedelta(seconds=5)),
+    # A run may take 30 s and is marked at its end: two periods.
+    "deliveries": Service(run_once=deliveries.run_once, period=timedelta(seconds=15), waits=True),
+    queue_history.SERVICE: Service(run_once=queue_history.run_once, period=queue_history.PERIOD),
+    "retention": Service(run_once=retention.run_once, period=timedelta(seconds=60), waits=True),
+    "purges": Service(run_once=purging.run_once, period=timedelta(seconds=5)),
+    "shadow": Service(run_once=shadow.run_once, period=timedelta(seconds=60)),
 }
 
 

@@ -1,95 +1,89 @@
-"""Erasing what is no longer needed, in chunks that hold no lock for long (I11).
+"""What is kept for how long (I11); erasing does the work, in chunks that hold no lock for long.
 
-Payloads and batches go 24 h after their workflow COMPLETED (with it, if some item did not); marks
-of failed fingerprints after ten minutes; uploads that died half-way after a minute (appends, whose
-chunks stay, after two days); idempotency records after two days; ratings as the archive says.
+Each span is a setting, `AIRS_KEEP_…`: finished workflows with their requests and events; payloads
+and batches, which go a day after a workflow COMPLETED and later where a retry may need them;
+idempotency records; deliveries; marks of failed items; rows of executors and services that are
+gone. Ratings go as the archive says, samples of the queue as its history does.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from django.db import connection
-from django.db.models import Exists, OuterRef
+from django.conf import settings
+from django.contrib.sessions.models import Session
+from django.db import connection, transaction
 
-from fulfillment import archive
-from fulfillment.completion import UPLOAD_SILENCE
-from fulfillment.models import (
-    ExecutorBoot,
-    FailedFlight,
-    Upload,
-    Workflow,
+from fulfillment import expiry
+from fulfillment.erasing import (
+    Budget,
+    begin_erasure,
+    erase_batches,
+    erase_rows,
+    go_on,
 )
+from fulfillment.janitor import remove_dead_uploads
+from fulfillment.models import Delivery, Workflow, WorkflowStats
 from fulfillment.policy.lifecycle import WorkflowState
 
-PAYLOADS = timedelta(hours=24)
-FAILURES = timedelta(minutes=10)
-UPLOADS = timedelta(hours=48)
-BOOTS = timedelta(days=1)
-_CHUNK = 2_000
+MOST_ROWS = 2_000_000
+"""Rows that one run erases at most; the rest is left to the next run, a minute later."""
+_WORKFLOWS = 1_000
+"""Workflows looked at in one statement."""
 
 
 def run_once(now: datetime) -> int:
     """Erase what is due; return how many rows."""
-    return (
-        _dead_uploads(now)
-        + _batches(now)
-        + FailedFlight.objects.filter(failed_at__lt=now - FAILURES).delete()[0]
-        + Upload.objects.filter(finished_at__lt=now - UPLOADS).delete()[0]
-        + Upload.objects.filter(finished_at=None, heartbeat_at__lt=now - UPLOADS).delete()[0]
-        + ExecutorBoot.objects.filter(heartbeat_at__lt=now - BOOTS).delete()[0]
-        + archive.retain(now=now)
-    )
+    budget = Budget(MOST_ROWS)
+    remove_dead_uploads(budget, now, keep_keys=settings.AIRS_KEEP_IDEMPOTENCY_KEYS)
+    _small_things(budget, now)
+    _deliveries(budget, now)
+    _workflows(budget, now)
+    go_on(budget)
+    _payloads(budget, now)
+    return budget.erased + expiry.retain(now=now)
 
 
-def _dead_uploads(now: datetime) -> int:
-    """Remove RECEIVING workflows whose upload stands still; the client's retry starts afresh."""
-    silent = now - UPLOAD_SILENCE
-    dead = Upload.objects.filter(
-        finished_at=None,
-        creates=True,
-        heartbeat_at__lt=silent,
-        workflow__state=WorkflowState.RECEIVING,
-    ).values_list("id", "holder")
-    erased = 0
-    for upload_id, holder in dead:
-        # Whoever takes it over changes the holder, and who goes on with it the heartbeat: then it
-        # lives, and is left alone.
-        erased += Upload.objects.filter(
-            pk=upload_id, holder=holder, heartbeat_at__lt=silent, finished_at=None
-        ).delete()[0]
-    # Without its record nobody can go on with a workflow: what is left of it is only erased, also
-    # when the run that removed the record died before it came here.
-    left = Workflow.objects.filter(
-        ~Exists(Upload.objects.filter(workflow_id=OuterRef("pk"))),
-        state=WorkflowState.RECEIVING,
-        finished_at=None,  # as the index of unfinished ones has it
-        created_at__lt=silent,
-    ).values_list("pk", flat=True)
-    return erased + sum(_erase_workflow(workflow_id) for workflow_id in left)
-
-
-def _erase_workflow(workflow_id: int) -> int:
-    erased = _erase_batches(workflow_id)
-    for table in (
-        "fulfillment_ratingrequest",
-        "fulfillment_statsdelta",
-        "fulfillment_workflowstats",
+def _small_things(budget: Budget, now: datetime) -> None:
+    gone = now - settings.AIRS_KEEP_BOOTS
+    for table, condition, at in (
+        ("fulfillment_failedflight", "failed_at < %s", now - settings.AIRS_KEEP_FAILURES),
+        ("fulfillment_upload", "finished_at < %s", now - settings.AIRS_KEEP_IDEMPOTENCY_KEYS),
+        ("fulfillment_executorboot", "heartbeat_at < %s", gone),
+        ("fulfillment_servicerun", "ran_at < %s", gone),
+        (Session._meta.db_table, "expire_date < %s", now),
     ):
-        erased += _erase_rows(table, workflow_id)
-    return erased + Workflow.objects.filter(pk=workflow_id).delete()[0]
+        erase_rows(budget, table, condition, [at])
 
 
-def _erase_rows(table: str, workflow_id: int) -> int:
-    return _in_chunks(
-        f"""
-        DELETE FROM {table} WHERE ctid = ANY(ARRAY(
-            SELECT ctid FROM {table} WHERE workflow_id = %s LIMIT {_CHUNK}))
-        """,
-        workflow_id,
-    )
+def _deliveries(budget: Budget, now: datetime) -> None:
+    """Erase deliveries that were over long ago; a replay makes one young again."""
+    before = now - settings.AIRS_KEEP_DELIVERIES
+    while limit := budget.chunk:
+        with transaction.atomic():
+            over = Delivery.objects.filter(finished_at__lt=before)
+            ids = list(
+                over.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit]
+            )
+            budget.erased += Delivery.objects.filter(pk__in=ids).delete()[0]
+        if len(ids) < limit:
+            return
 
 
-def _batches(now: datetime) -> int:
-    """Erase batches and payloads of workflows that COMPLETED a day ago."""
+def _workflows(budget: Budget, now: datetime) -> None:
+    """Let workflows be gone that ended long ago."""
+    ended_before = now - settings.AIRS_KEEP_WORKFLOWS
+    while budget.chunk:
+        ids = Workflow.objects.filter(finished_at__lt=ended_before).order_by("finished_at")
+        due = list(ids.values_list("pk", flat=True)[:_WORKFLOWS])
+        for workflow_id in due:
+            budget.erased += begin_erasure(workflow_id, now, ended_before=ended_before)
+        if len(due) < _WORKFLOWS:
+            return
+
+
+def _payloads(budget: Budget, now: datetime) -> None:
+    """Erase payloads and batches of workflows that ended long enough ago."""
+    completed_before = now - settings.AIRS_KEEP_DONE_PAYLOADS
+    ended_before = now - settings.AIRS_KEEP_PAYLOADS
     with connection.cursor() as cursor:
         # Steps through the index of payloads from workflow to workflow: finished ones, of which
         # there is no end, would have to be looked at one by one.
@@ -102,36 +96,18 @@ def _batches(now: datetime) -> int:
                         WHERE p.workflow_id > h.id)
                 FROM holding h WHERE h.id IS NOT NULL
             )
-            SELECT w.id FROM holding h JOIN fulfillment_workflow w ON w.id = h.id
-            WHERE w.state = %s AND w.finished_at < %s ORDER BY w.id
+            SELECT w.id, CASE WHEN w.state = %s THEN %s ELSE %s END
+            FROM holding h JOIN fulfillment_workflow w ON w.id = h.id
+            WHERE w.finished_at < CASE WHEN w.state = %s THEN %s ELSE %s END
+            ORDER BY w.finished_at
             """,
-            [WorkflowState.COMPLETED, now - PAYLOADS],
+            [WorkflowState.COMPLETED, completed_before, ended_before] * 2,
         )
-        ids = [row[0] for row in cursor.fetchall()]
-    return sum(map(_erase_batches, ids))
-
-
-def _erase_batches(workflow_id: int) -> int:
-    # By payload: batches that are done have no index of their workflow.
-    return _in_chunks(
-        f"""
-        WITH due AS (
-            SELECT batch_id FROM fulfillment_batchpayload WHERE workflow_id = %s LIMIT {_CHUNK}
-        ), gone AS (
-            DELETE FROM fulfillment_batch b USING due WHERE b.id = due.batch_id
+        due = cursor.fetchall()
+    for workflow_id, before in due:
+        # First, as what is left is found by its payloads.
+        WorkflowStats.objects.filter(pk=workflow_id, workflow__finished_at__lt=before).update(
+            stored_bytes=0
         )
-        DELETE FROM fulfillment_batchpayload p USING due WHERE p.batch_id = due.batch_id
-        """,
-        workflow_id,
-    )
-
-
-def _in_chunks(statement: str, workflow_id: int) -> int:
-    """Run a statement that erases at most _CHUNK rows of a workflow until none is left."""
-    erased = 0
-    while True:
-        with connection.cursor() as cursor:
-            cursor.execute(statement, [workflow_id])
-            erased += int(cursor.rowcount)
-            if cursor.rowcount < _CHUNK:
-                return erased
+        if not erase_batches(budget, workflow_id, ended_before=before):
+            return

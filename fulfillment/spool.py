@@ -2,15 +2,17 @@
 
 Nothing is stored in the database before the whole body was good. The spool file has no name (it
 dies with the process) and memory does not grow with the body, but for 24 bytes a row (twice that
-while they are sorted) that find duplicate request ids.
+while they are sorted) that find duplicate request ids. The rows of the first few MiB stay in
+memory: most uploads are no larger, and writing and reading them again took a fifth of intake.
 """
 
+import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -18,11 +20,13 @@ import numpy as np
 
 from fulfillment import documents
 from fulfillment.errors import BadUpload
-from fulfillment.formats import Refused, Row, read_ndjson
+from fulfillment.formats import Format, Refused, Row, read_rows
 from fulfillment.policy.fingerprint import request_digest, url_digest
 
 CHUNK_ROWS = 4_000
 CHUNK_BYTES = 8 << 20
+KEPT_BYTES = 4 << 20
+"""Of a body, from its start, whose rows are kept in memory; at most one chunk of them by size."""
 MOST_LISTED = 1_000
 """Refusals and warnings listed in an answer; beyond it they are only counted."""
 
@@ -53,17 +57,21 @@ class Spool:
     """A checked body. `digest` tells whether another body is the same one."""
 
     file: IO[bytes]
+    kept: list[Record] = field(default_factory=list)
+    """The first rows; those behind them are in the file."""
     rows: int = 0
     digest: bytes = b""
     refused: list[Refused] = field(default_factory=list)
     refused_count: int = 0
 
-    def chunks(self) -> Iterator[list[Record]]:
-        """Yield the rows in chunks; the same body is always cut in the same places."""
+    def chunks(self, *, skip: int = 0) -> Iterator[list[Record]]:
+        """Yield the rows in chunks, but for the first `skip` of them."""
+        for start in range(skip, len(self.kept), CHUNK_ROWS):
+            yield self.kept[start : start + CHUNK_ROWS]
         self.file.seek(0)
         chunk: list[Record] = []
         size = 0
-        for line in self.file:
+        for line in islice(self.file, max(0, skip - len(self.kept)), None):
             chunk.append(Record(*documents.load(line)))
             size += len(line)
             if len(chunk) >= CHUNK_ROWS or size >= CHUNK_BYTES:
@@ -85,14 +93,17 @@ def take_in(
     directory: Path,
     fingerprint: Callable[[Mapping[str, Any]], bytes],
     key_fields: Sequence[str],
+    format: Format = Format.NDJSON,
+    limit: int = sys.maxsize,
     seed: bytes = b"",
     first_position: int | None = None,
 ) -> Spool:
-    """Read a whole NDJSON body; raise BadUpload where it is refused whole.
+    """Read a whole body; raise BadUpload where it is refused whole.
 
-    `seed` enters the digest: what else must be equal for the same request. `first_position` is the
-    first row's, where that is known: then no row may call itself what another one is called by its
-    position.
+    `limit` bounds the bytes that a Parquet file unfolds to. `seed` enters the digest, which is
+    taken over the bytes as they come in here, decompressed: what else must be equal for the same
+    request. `first_position` is the first row's, where that is known: then no row may call itself
+    what another one is called by its position.
     """
     directory.mkdir(parents=True, exist_ok=True)
     hasher = blake2b(seed, digest_size=16)
@@ -102,13 +113,20 @@ def take_in(
         ids, id_lines = bytearray(), array("Q")
         like_default = False
         keys = frozenset(key_fields)
-        for row in read_ndjson(_hashed(chunks, hasher.update)):
+        body = _Hashed(chunks, hasher.update)
+        # A small Parquet file may unfold to any size.
+        most_kept = 0 if format is Format.PARQUET else KEPT_BYTES
+        for row in read_rows(format, body, directory=directory, limit=limit):
             if isinstance(row, Refused):
                 spool.refused_count += 1
                 if len(spool.refused) < MOST_LISTED:
                     spool.refused.append(row)
                 continue
-            spool.file.write(_record(row, fingerprint(row.item), keys))
+            record = _record(row, fingerprint(row.item), keys)
+            if body.size <= most_kept:
+                spool.kept.append(record)
+            else:
+                spool.file.write(documents.dump(tuple(record)) + b"\n")
             spool.rows += 1
             if row.request_id is not None:
                 ids += request_digest(row.request_id)
@@ -116,42 +134,47 @@ def take_in(
                 like_default = like_default or row.request_id.startswith("row-")
         spool.digest = hasher.digest()
         _refuse_empty(spool)
-        _refuse_duplicates(ids, id_lines)
+        repeated = _repeated(ids, id_lines)
         if first_position is not None and like_default and len(id_lines) < spool.rows:
-            _refuse_duplicates(*_all_ids(spool, first_position))
+            repeated = repeated or _repeated(*_all_ids(spool, first_position))
+        if repeated:
+            raise _duplicates(spool, repeated, first_position or 0)
     except BaseException:
         spool.file.close()
         raise
     return spool
 
 
-def _hashed(chunks: Iterable[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
-    for chunk in chunks:
-        update(chunk)
-        yield chunk
+class _Hashed:
+    """The pieces of a body, hashed as they are read; `size` is what was read so far."""
+
+    def __init__(self, chunks: Iterable[bytes], update: Callable[[bytes], None]) -> None:
+        self._chunks = chunks
+        self._update = update
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._update(chunk)
+            self.size += len(chunk)
+            yield chunk
 
 
-def _record(row: Row, fingerprint: bytes, keys: frozenset[str]) -> bytes:
+def _record(row: Row, fingerprint: bytes, keys: frozenset[str]) -> Record:
     url = row.item.get("url")
-    item = row.item if row.item.keys() <= keys else {k: v for k, v in row.item.items() if k in keys}
-    return (
-        documents.dump(
-            (
-                row.line,
-                row.request_id,
-                row.query_id,
-                row.result_id,
-                row.side,
-                row.result_weight,
-                row.query_weight,
-                fingerprint.hex(),
-                url_digest(url).hex() if url else None,
-                item,
-                row.extra,
-                row.warnings,
-            )
-        )
-        + b"\n"
+    return Record(
+        row.line,
+        row.request_id,
+        row.query_id,
+        row.result_id,
+        row.side,
+        row.result_weight,
+        row.query_weight,
+        fingerprint.hex(),
+        url_digest(url).hex() if url else None,
+        row.item if row.item.keys() <= keys else {k: v for k, v in row.item.items() if k in keys},
+        row.extra,
+        list(row.warnings),  # as it comes back from the file
     )
 
 
@@ -164,7 +187,7 @@ def _refuse_empty(spool: Spool) -> None:
             code="no_valid_rows",
             errors=[refused.as_json() for refused in spool.refused],
         )
-    raise BadUpload("the file has no rows; send one JSON object a line", code="empty_file")
+    raise BadUpload("the file has no rows", code="empty_file")
 
 
 def _all_ids(spool: Spool, first_position: int) -> tuple[bytearray, "array[int]"]:
@@ -177,32 +200,43 @@ def _all_ids(spool: Spool, first_position: int) -> tuple[bytearray, "array[int]"
     return ids, id_lines
 
 
-def _refuse_duplicates(ids: bytearray, id_lines: "array[int]") -> None:
-    """Refuse a body in which a request id stands twice, naming both lines."""
+def _repeated(ids: bytearray, id_lines: "array[int]") -> list[tuple[int, int]]:
+    """Return the first lines that repeat a request id, each with the line that had it first."""
     if not ids:
-        return
+        return []
     digests = np.frombuffer(ids, dtype=np.uint64).reshape(-1, 2)
     order = np.lexsort((digests[:, 0], digests[:, 1]))  # stable: the first line comes first
     ordered = digests[order]
     repeats = (ordered[1:] == ordered[:-1]).all(axis=1)
     if not repeats.any():
-        return
+        return []
     places = np.arange(1, len(ordered))
     firsts = np.maximum.accumulate(np.where(repeats, 0, places))[repeats]
     lines = np.frombuffer(id_lines, dtype=np.uint64)[order]
     pairs = np.stack((lines[1:][repeats], lines[firsts]), axis=1)
-    listed = pairs[np.argsort(pairs[:, 0])][:MOST_LISTED].tolist()
-    raise BadUpload(
-        f"line {listed[0][0]} repeats the request_id of line {listed[0][1]}; ids are unique in a "
-        "workflow",
+    return [(line, first) for line, first in pairs[np.argsort(pairs[:, 0])][:MOST_LISTED].tolist()]
+
+
+def _duplicates(
+    spool: Spool, repeated: Sequence[tuple[int, int]], first_position: int
+) -> BadUpload:
+    """Return the refusal of a body in which a request id stands twice, naming it and its lines."""
+    lines = {line for line, _ in repeated}
+    records = enumerate(chain.from_iterable(spool.chunks()), first_position)
+    names = {r.line: r.name(position) for position, r in records if r.line in lines}
+    line, first = repeated[0]
+    return BadUpload(
+        f"line {line} repeats the request_id {names[line][:64]!r} of line {first}; ids are unique "
+        "in a workflow",
         code="duplicate_request_id",
         errors=[
             {
                 "line": line,
                 "first_line": first,
+                "request_id": names[line],
                 "code": "duplicate_request_id",
                 "detail": f"the same request_id stands in line {first}",
             }
-            for line, first in listed
+            for line, first in repeated
         ],
     )

@@ -138,7 +138,9 @@ class ModelChanges(_Form):
         child=_Text(), required=False, allow_null=True, help_text="Values like api_key"
     )
     timeout_s = _Number(required=False)
-    max_concurrency = _Whole(required=False, help_text="Batches an external server may hold")
+    max_concurrency = _Whole(
+        required=False, help_text="Calls an external server may hold; an OIP batch is one"
+    )
     sends_priority = _Switch(required=False, help_text="Its server knows OIP priorities")
     version = _Text(
         required=False,

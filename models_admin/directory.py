@@ -29,14 +29,17 @@ class ModelDescription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replica:
-    """A live address of a model, and how many batches it may hold."""
+    """A live address of a model, and how many calls it may hold."""
 
     key: str
     model_id: str
     version: str
     window: int
+    protocol: str
     managed: bool
     address: str
+    seen_at: datetime | None = None
+    """When its agent last heard of it; nobody watches an external model."""
     label: str = ""
     """The operator's name for what it serves; raters are pinned to it until the server reports."""
 
@@ -51,6 +54,8 @@ class EndpointData:
     timeout_s: float
     sends_priority: bool
     protocol: str
+    managed: bool
+    """Whether we run its server: then another version's answer is one of another replica."""
     version: str
 
 
@@ -93,8 +98,10 @@ class ModelDirectory:
                     model_id=server.model_id,
                     version=server.version,
                     window=server.model.window,
+                    protocol=server.model.protocol,
                     managed=True,
                     address=server.address,
+                    seen_at=server.heartbeat_at,
                 )
                 for server in hosted.order_by("model_id", "ordinal")
             ),
@@ -104,6 +111,7 @@ class ModelDirectory:
                     model_id=model.id,
                     version=model.served_version,
                     window=model.max_concurrency,
+                    protocol=model.protocol,
                     managed=False,
                     address=model.url,
                     label=model.version_label,
@@ -160,6 +168,7 @@ def _hosted(server: ModelServer) -> EndpointData:
         timeout_s=server.model.timeout_s,
         sends_priority=True,
         protocol=server.model.protocol,
+        managed=True,
         version=server.version,
     )
 
@@ -172,6 +181,7 @@ def _external(model: ModelConfig) -> EndpointData:
         timeout_s=model.timeout_s,
         sends_priority=model.sends_priority,
         protocol=model.protocol,
+        managed=False,
         version=model.version,
     )
 

@@ -87,7 +87,7 @@ class ModelConfig(models.Model):
         default=dict, blank=True, editable=False, help_text="Sealed value by name"
     )
     max_concurrency = models.PositiveIntegerField(
-        default=16, help_text="Batches an external server may hold"
+        default=16, help_text="Calls an external server may hold; an OIP batch is one"
     )
 
     # Hosted

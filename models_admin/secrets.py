@@ -4,14 +4,14 @@ They are written, never read back: people see the last four characters. A refere
 the process that calls the model, so that the secret itself never enters the database.
 """
 
-import base64
-import hashlib
 import logging
 import os
 import re
+from collections.abc import Callable
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from cryptography.fernet import InvalidToken, MultiFernet
 from django.conf import settings
+from django.utils.module_loading import import_string
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +78,5 @@ def problem(secret: str) -> str | None:
 
 
 def _cipher() -> MultiFernet:
-    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
-    return MultiFernet([Fernet(_key(key)) for key in keys])
-
-
-def _key(secret_key: str | bytes) -> bytes:
-    material = secret_key.encode() if isinstance(secret_key, str) else secret_key
-    digest = hashlib.blake2b(material, digest_size=32, person=b"airs-models").digest()
-    return base64.urlsafe_b64encode(digest)
+    cipher: Callable[[str], MultiFernet] = import_string(settings.AIRS_CIPHER)
+    return cipher("models")

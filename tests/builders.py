@@ -29,7 +29,7 @@ from fulfillment.models import (
     request_key,
 )
 from fulfillment.policy.fingerprint import request_digest, version_digest
-from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
+from fulfillment.policy.lifecycle import FINISHED, BatchState, RequestState, Source, WorkflowState
 from fulfillment.raters import Spec
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
@@ -55,6 +55,7 @@ class Plugin:
     key_fields: tuple[str, ...] = ("query_text", "url", "title", "html", "text", "context")
     key_level: str = "result"
     protocol: str = "oip"
+    prompt: Callable[[Mapping[str, Any], Any], str] | None = None
 
     @property
     def check(self) -> Callable[[Any], Sequence[Problem]]:
@@ -149,7 +150,7 @@ def workflow(
 ) -> Workflow:
     """Store a workflow and its stats; by default closed and running."""
     of = of or RaterVersion.objects.first() or version()
-    finished = state >= WorkflowState.COMPLETED
+    finished = state in FINISHED
     fields: dict[str, Any] = {
         "owner": "alice",
         "created_at": NOW,

@@ -17,6 +17,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 TOKEN = "token-of-the-tests"
 PREFIX = "/api/v1"
+ROW_TYPES = ("application/x-ndjson", "text/csv", "application/vnd.apache.parquet")
+STATES_BY_ACT = {
+    "close": "RUNNING",
+    "pause": "PAUSED",
+    "resume": "RUNNING",
+    "cancel": "CANCELLED",
+    "complete": "PARTIAL",
+    "retry": "RUNNING",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +43,16 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What is sent back. `hang_up` closes the connection instead, after reading the request."""
+    """What is sent back. `hang_up` closes the connection instead, after reading the request.
+
+    `withheld` bytes are promised beyond the body, and then the connection is closed.
+    """
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     hang_up: bool = False
+    withheld: int = 0
 
 
 @dataclass
@@ -52,6 +65,8 @@ class FakeApi:
     received: list[Received] = field(default_factory=list)
     ratings: list[dict[str, Any]] = field(default_factory=list)
     page_rows: int = 2
+    distributions: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     bodies_by_key: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     raters: dict[str, dict[str, Any]] = field(
@@ -92,10 +107,20 @@ class FakeApi:
                 return reply({"items": [self.looks[0]] if self.looks else [], "next": None})
             case "GET", ["workflows", "wf_1"]:
                 return reply(self.looks.popleft() if len(self.looks) > 1 else self.looks[0])
-            case "POST", ["workflows", "wf_1", "cancel"]:
-                return reply(workflow(state="CANCELLED"))
+            case "POST", ["workflows", "wf_1", act] if act in STATES_BY_ACT:
+                return reply(workflow(state=STATES_BY_ACT[act]))
+            case "PATCH", ["workflows", "wf_1"]:
+                return reply(workflow(state="RUNNING"))
             case "GET", ["workflows", "wf_1", "ratings"]:
                 return self._ratings(call)
+            case "GET", ["workflows", "wf_1", "distributions"] if self.distributions:
+                return reply(self.distributions)
+            case "GET", ["workflows", "wf_1", "events"]:
+                return reply({"items": self.events, "next": None})
+            case "POST", ["archive", "explain"]:
+                return reply({"look": "hit", "fingerprint": "ab" * 16})
+            case ("POST", ["archive", "purge"]) | ("GET", ["archive", "purges", "prg_1"]):
+                return reply({"id": "prg_1", "state": "running", "counts": {"ratings": 7}})
             case "GET", ["raters" | "models" as kind]:
                 return reply({"items": list(self._things(kind).values()), "next": None})
             case "GET", ["raters" | "models" as kind, name] if name in self._things(kind):
@@ -106,7 +131,7 @@ class FakeApi:
         return self.raters if kind == "raters" else self.models
 
     def _submit(self, call: Received) -> Answer:
-        if call.headers["content-type"] != "application/x-ndjson":
+        if call.headers["content-type"] not in ROW_TYPES:
             return problem(415, "unsupported_media_type", f"{call.headers['content-type']} …")
         if call.params.get("rater") not in self.raters:
             return problem(404, "unknown_rater", f"there is no rater {call.params.get('rater')}")
@@ -122,12 +147,20 @@ class FakeApi:
             "rejected": self.rejected,
             "warnings": [],
         }
+        if url := call.params.get("webhook_url"):
+            made["webhook"] = {"endpoint": "we_1", "url": url, "secret": "whsec_c2VjcmV0"}
         self.bodies_by_key[key] = seen, made
         return reply(made, status=202)
 
     def _ratings(self, call: Received) -> Answer:
         start = int(call.params.get("cursor", "0"))
         rows = self.ratings[start : start + self.page_rows]
+        if call.params.get("format") == "parquet":
+            assert call.params.get("all") == "true"
+            return Answer(
+                body=b"PAR1 of %d records PAR1" % len(self.ratings),
+                headers={"Content-Type": "application/vnd.apache.parquet"},
+            )
         if call.params.get("format") == "csv":
             lines = [f"{row['request_id']},{row['state']},{row['score']}" for row in rows]
             lines = ["request_id,state,score", *lines] if not start else lines
@@ -245,6 +278,9 @@ def _handler_of(api: FakeApi) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             self._serve()
 
+        def do_PATCH(self) -> None:
+            self._serve()
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
@@ -259,9 +295,10 @@ def _handler_of(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             self.send_header("X-Request-Id", f"req-{len(api.received)}")
-            self.send_header("Content-Length", str(len(answer.body)))
+            self.send_header("Content-Length", str(len(answer.body) + answer.withheld))
             self.end_headers()
             self.wfile.write(answer.body)
+            self.close_connection = bool(answer.withheld)
 
         def _receive(self) -> Received:
             target = urlsplit(self.path)

@@ -208,7 +208,7 @@ def instant_oip(
     """Run an instant stub in a thread; gives its URL."""
     stub = InstantStub(tally=tally, delay_s=delay_s, version=version)
     try:
-        with _in_thread(stub.serve, stop=stub.hang_up) as port:
+        with in_thread(stub.serve, stop=stub.hang_up) as port:
             yield f"http://127.0.0.1:{port}"
     finally:
         stub.close()
@@ -320,7 +320,7 @@ class ScriptedServer:
 def scripted(*steps: Step, ready: Step | None = None) -> Iterator[ScriptedServer]:
     """Run a scripted server in a thread."""
     server = ScriptedServer(steps, ready or Step(body=b'{"ready":true}'))
-    with _in_thread(server.serve, stop=server.hang_up) as port:
+    with in_thread(server.serve, stop=server.hang_up) as port:
         server.url = f"http://127.0.0.1:{port}"
         yield server
 
@@ -389,7 +389,7 @@ def closed_port() -> Iterator[int]:
 
 
 @contextmanager
-def _in_thread(
+def in_thread(
     serve: Callable[[int], Awaitable[asyncio.Server]], *, stop: Callable[[], Awaitable[None]]
 ) -> Iterator[int]:
     """Run a server on a loop in a thread of its own; gives its port."""

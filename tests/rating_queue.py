@@ -61,7 +61,9 @@ class Replica:
     version: str = "v1"
     label: str = ""
     window: int = 16
+    protocol: str = "oip"
     managed: bool = True
+    seen_at: datetime | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -355,11 +357,12 @@ def rows_are_sound() -> None:
 
 
 def finished(workflow: Workflow) -> str:
-    """Assert that a workflow ended with exactly one event that says so; return its state."""
+    """Assert that a workflow ended, with one event a round and the last saying how; return that."""
     workflow.refresh_from_db()
     state = WorkflowState(workflow.state)
     assert workflow.finished_at is not None, state.name
-    (event,) = Event.objects.filter(workflow=workflow)
+    *earlier, event = Event.objects.filter(workflow=workflow).order_by("round")
+    assert [e.round for e in (*earlier, event)] == list(range(1, workflow.round + 1))
     assert event.kind == f"workflow.{state.name.lower()}"
     assert event.data["state"] == state.name
     found = counts_add_up(workflow)

@@ -2,8 +2,8 @@
 
 They run in a temporary home, made before Django reads its settings and removed at the end. The
 servers of a running stack (`DATABASE_URL`, `REDIS_URL`, `AIRS_HOME`) are never used;
-`AIRS_TEST_DATABASE_URL` and `AIRS_TEST_REDIS_URL` name servers of one's own. The flags of
-pytest-xdist are not needed: its workers inherit the addresses.
+`AIRS_TEST_DATABASE_URL` and `AIRS_TEST_REDIS_URL` name servers of one's own. Workers of
+pytest-xdist inherit the addresses; each has databases of its own in both.
 """
 
 import atexit
@@ -23,7 +23,12 @@ _WITHOUT_SERVERS = {"-h", "--help", "-V", "--version", "--markers", "--fixtures"
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None]:
     # A wrapper runs before every plain hook, and so before pytest-django loads the settings.
-    if "PYTEST_XDIST_WORKER" not in os.environ and not _WITHOUT_SERVERS.intersection(args):
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker:
+        # pytest-django gives it a PostgreSQL database. Number 0 is for runs without workers.
+        base, _, _ = os.environ["REDIS_URL"].rpartition("/")
+        os.environ["REDIS_URL"] = f"{base}/{int(worker.removeprefix('gw')) + 1}"
+    elif not _WITHOUT_SERVERS.intersection(args):
         _start(early_config)
     return (yield)
 

@@ -8,12 +8,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 from airs_client import errors
 from airs_client.results import (
+    Distributions,
+    Event,
     Model,
     Page,
     Rater,
@@ -21,6 +23,8 @@ from airs_client.results import (
     RatingsPage,
     Submission,
     Workflow,
+    distributions_from,
+    event_from,
     model_from,
     rater_from,
     rating_from,
@@ -32,6 +36,8 @@ from airs_client.uploads import Upload
 T = TypeVar("T")
 
 ResultFormat = Literal["jsonl", "csv"]
+Act = Literal["close", "pause", "resume", "cancel", "complete"]
+FileFormat = Literal["jsonl", "csv", "parquet"]
 
 _ROOT = "/api/v1"
 
@@ -50,12 +56,14 @@ class Reply:
 class Call(Generic[T]):
     """One request and the reader of its answer. `repeatable`: doing it twice does no harm."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "PATCH"]
     path: str
     read: Callable[[Reply], T]
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     upload: Upload | None = None
+    document: Mapping[str, Any] | None = None
+    """A JSON body."""
     repeatable: bool
 
 
@@ -86,6 +94,7 @@ def submit(
     complete_when: float | None = None,
     batch_size: int | None = None,
     bypass: bool = False,
+    webhook: str | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Submission]:
     params = _params(
@@ -97,6 +106,7 @@ def submit(
         complete_when=complete_when,
         batch_size=batch_size,
         bypass="true" if bypass else None,
+        webhook_url=webhook,
     )
     key = idempotency_key or content_key(upload, params)
     return Call(
@@ -121,8 +131,36 @@ def workflows(
     return _get("/workflows", _many(workflow_from), params)
 
 
-def cancel(workflow_id: str) -> Call[Workflow]:
-    return _change(f"/workflows/{_segment(workflow_id)}/cancel", _one(workflow_from))
+def act(workflow_id: str, name: Act) -> Call[Workflow]:
+    return _change(f"/workflows/{_segment(workflow_id)}/{name}", _one(workflow_from))
+
+
+def retry(workflow_id: str, *, idempotency_key: str) -> Call[Workflow]:
+    """The same key makes no further round, should the answer be lost and the call repeated."""
+    return Call(
+        method="POST",
+        path=f"{_ROOT}/workflows/{_segment(workflow_id)}/retry",
+        read=_one(workflow_from),
+        headers={"Idempotency-Key": idempotency_key},
+        repeatable=True,
+    )
+
+
+def change(
+    workflow_id: str,
+    *,
+    name: str | None = None,
+    priority: int | None = None,
+    deadline: timedelta | None = None,
+) -> Call[Workflow]:
+    given = {"name": name, "priority": priority, "deadline_s": _seconds(deadline)}
+    return Call(
+        method="PATCH",
+        path=f"{_ROOT}/workflows/{_segment(workflow_id)}",
+        read=_one(workflow_from),
+        document={field: value for field, value in given.items() if value is not None},
+        repeatable=True,
+    )
 
 
 def ratings_page(
@@ -143,6 +181,20 @@ def ratings_page(
     return _get(f"/workflows/{_segment(workflow_id)}/ratings", read, params)
 
 
+def ratings_file(workflow_id: str, *, format: FileFormat, state: str | None = None) -> Call[None]:
+    """All records as one stream, which cannot be taken up where it broke off."""
+    params = _params(format=format, state=state, all="true")
+    return _get(f"/workflows/{_segment(workflow_id)}/ratings", lambda _: None, params)
+
+
+def distributions(workflow_id: str) -> Call[Distributions]:
+    return _get(f"/workflows/{_segment(workflow_id)}/distributions", _one(distributions_from))
+
+
+def events(workflow_id: str) -> Call[Page[Event]]:
+    return _get(f"/workflows/{_segment(workflow_id)}/events", _many(event_from))
+
+
 def raters(*, cursor: str | None = None) -> Call[Page[Rater]]:
     return _get("/raters", _many(rater_from), _params(cursor=cursor))
 
@@ -157,6 +209,36 @@ def models(*, cursor: str | None = None) -> Call[Page[Model]]:
 
 def model(model_id: str) -> Call[Model]:
     return _get(f"/models/{_segment(model_id)}", _one(model_from))
+
+
+def explain(
+    row: Mapping[str, Any], *, rater: str, max_age: timedelta | None = None, bypass: bool = False
+) -> Call[Mapping[str, Any]]:
+    """What the archive has for a row; as a body, so that a whole page fits."""
+    given = {"rater": rater, "max_age_s": _seconds(max_age), "bypass": bypass or None, **row}
+    return _document("/archive/explain", given)
+
+
+def purge(
+    *,
+    rater: str | None = None,
+    version: int | None = None,
+    url: str | None = None,
+    before: datetime | None = None,
+    dry_run: bool = True,
+) -> Call[Mapping[str, Any]]:
+    given = {
+        "rater": rater,
+        "version": version,
+        "url": url,
+        "before": before.isoformat() if before else None,
+        "dry_run": dry_run,
+    }
+    return _document("/archive/purge", given)
+
+
+def purge_state(purge_id: str) -> Call[Mapping[str, Any]]:
+    return _get(f"/archive/purges/{_segment(purge_id)}", _object_of)
 
 
 def ratings_in(page: RatingsPage) -> Iterator[Rating]:
@@ -186,6 +268,17 @@ def _get(path: str, read: Callable[[Reply], T], params: Mapping[str, str] | None
 def _change(path: str, read: Callable[[Reply], T]) -> Call[T]:
     """A state change that the API promises to be idempotent."""
     return Call(method="POST", path=_ROOT + path, read=read, repeatable=True)
+
+
+def _document(path: str, given: Mapping[str, Any]) -> Call[Mapping[str, Any]]:
+    """A POST of the members that are not None, which does no harm when it is done twice."""
+    return Call(
+        method="POST",
+        path=_ROOT + path,
+        read=_object_of,
+        document={name: value for name, value in given.items() if value is not None},
+        repeatable=True,
+    )
 
 
 def _one(convert: Callable[[Mapping[str, Any]], T]) -> Callable[[Reply], T]:

@@ -8,10 +8,10 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +25,9 @@ from airs_client.client import Client
 from airs_client.connection import InvalidSettings
 from airs_client.displays import display_on
 from airs_client.durations import duration_from
-from airs_client.errors import AirsError, SourceUnreadable, UnusableId
+from airs_client.errors import AirsError, NotFound, SourceUnreadable, UnusableId
 from airs_client.files import whole_file
-from airs_client.results import Page, RatingsPage, Submission, Workflow
+from airs_client.results import Distributions, Page, Submission, Workflow
 from airs_client.retries import Retries
 
 
@@ -39,6 +39,7 @@ class Output(StrEnum):
 class Results(StrEnum):
     jsonl = "jsonl"
     csv = "csv"
+    parquet = "parquet"
 
 
 class RowFormat(StrEnum):
@@ -71,6 +72,8 @@ raters_app = typer.Typer(help="The raters that can be named.", no_args_is_help=T
 models_app = typer.Typer(help="The models that raters call.", no_args_is_help=True)
 app.add_typer(raters_app, name="raters")
 app.add_typer(models_app, name="models")
+archive_app = typer.Typer(help="What was rated before.", no_args_is_help=True)
+app.add_typer(archive_app, name="archive")
 
 OutputOption = Annotated[
     Output | None, typer.Option("--output", "-o", help="text for people, or json.")
@@ -159,8 +162,11 @@ def submit(
     bypass: Annotated[
         bool, typer.Option("--bypass", help="Take no rating that the archive had before.")
     ] = False,
+    webhook: Annotated[
+        str | None, typer.Option("--webhook", metavar="URL", help="An address to tell of the end.")
+    ] = None,
     row_format: Annotated[
-        RowFormat | None, typer.Option("--format", help="Default: by the file's name.")
+        RowFormat | None, typer.Option("--format", help="Default: by the file's name or beginning.")
     ] = None,
     output: OutputOption = None,
 ) -> None:
@@ -177,6 +183,7 @@ def submit(
                 priority=priority,
                 deadline=deadline,
                 bypass=bypass,
+                webhook=webhook,
                 format=row_format.value if row_format else None,
                 idempotency_key=f"airs-{uuid.uuid4().hex}" if again else None,
             )
@@ -217,7 +224,8 @@ def status(
     kind = _output(context, output)
     with _client(context, _BRIEF) as airs:
         if workflow_id is not None:
-            _show_workflow(airs.workflows.get(workflow_id), kind)
+            workflow = airs.workflows.get(workflow_id)
+            _show_workflow(workflow, kind, _spread(airs, workflow_id))
             return
         page = airs.workflows.list(state=state.upper() if state else None, cursor=cursor)
     if kind is Output.json:
@@ -249,19 +257,17 @@ def results(
     """
     if destination == "json":
         if result_format is not Results.jsonl:
-            raise typer.BadParameter("-o json and --format csv; a file named json is ./json")
+            raise typer.BadParameter(
+                f"-o json and --format {result_format.value}; a file named json is ./json"
+            )
         destination = None
     path = None if destination in (None, "-") else _writable(Path(str(destination)))
     with _client(context, _SENDING) as airs:
         workflow = airs.workflows.get(workflow_id)
-        pages = airs.workflows.rating_pages(
-            workflow_id, format=result_format.value, state=state.upper() if state else None
-        )
-        if path is None:
-            lines = _write(pages, typer.get_binary_stream("stdout"))
-        else:
-            with whole_file(path) as file:
-                lines = _write(pages, file)
+        stdout = typer.get_binary_stream("stdout")
+        with nullcontext(stdout) if path is None else whole_file(path) as file:
+            lines = _fetch(airs, workflow_id, result_format, state, file)
+            file.flush()
     if not workflow.finished:
         _talk(f"{workflow_id} has not ended: {rendering.progress_line(workflow)}")
     elif result_format is Results.jsonl and not state and lines != workflow.counts.total:
@@ -272,12 +278,60 @@ def results(
 @app.command()
 def cancel(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
     """End a workflow; what is rated stays."""
-    with _client(context, _BRIEF) as airs:
-        workflow = airs.workflows.cancel(workflow_id)
-    if _output(context, output) is Output.json:
-        _json(workflow.raw)
-    else:
-        _data(rendering.printable(f"{workflow_id} {workflow.state}"))
+    _act(context, output, lambda airs: airs.workflows.cancel(workflow_id))
+
+
+@app.command()
+def pause(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
+    """Send nothing more of a workflow until it is resumed; its deadline goes on."""
+    _act(context, output, lambda airs: airs.workflows.pause(workflow_id))
+
+
+@app.command()
+def resume(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
+    """Send of a paused workflow again."""
+    _act(context, output, lambda airs: airs.workflows.resume(workflow_id))
+
+
+@app.command()
+def complete(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
+    """End a workflow as what its requests say; those that are open are not awaited."""
+    _act(context, output, lambda airs: airs.workflows.complete(workflow_id))
+
+
+@app.command()
+def retry(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
+    """Rate in a new round what did not complete, with a fresh deadline."""
+    _act(context, output, lambda airs: airs.workflows.retry(workflow_id))
+
+
+@app.command()
+def change(
+    context: typer.Context,
+    workflow_id: WorkflowId,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, max=100, help="Larger is more urgent.")
+    ] = None,
+    deadline: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--deadline",
+            parser=lambda text: _deadline(text),
+            metavar="DURATION",
+            help="Counted from when the round was accepted: 2h, 90m, 1h30m …",
+        ),
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Change name, priority or deadline of a workflow; what waits goes by it at once."""
+    _act(
+        context,
+        output,
+        lambda airs: airs.workflows.change(
+            workflow_id, name=name, priority=priority, deadline=deadline
+        ),
+    )
 
 
 @raters_app.command("list")
@@ -312,6 +366,74 @@ def show_model(context: typer.Context, model_id: ModelId, output: OutputOption =
         _show_raw(airs.models.get(model_id).raw, _output(context, output))
 
 
+@archive_app.command("explain")
+def explain(
+    context: typer.Context,
+    rater: Annotated[str, typer.Option("--rater", "-r", help="Id of a rater.")],
+    row: Annotated[str, typer.Argument(metavar="ROW", help="One row as JSON, or - for stdin.")],
+    bypass: Annotated[bool, typer.Option("--bypass", help="As for a workflow.")] = False,
+    output: OutputOption = None,
+) -> None:
+    """Show what a row is known by, which ratings there are, and what it would get now."""
+    fields = _key_fields(sys.stdin.read() if row == "-" else row)
+    with _client(context, _BRIEF) as airs:
+        found = airs.archive.explain(fields, rater=rater, bypass=bypass)
+    _show_raw(found, _output(context, output))
+
+
+@archive_app.command("purge")
+def purge(
+    context: typer.Context,
+    rater: Annotated[str | None, typer.Option("--rater", "-r", help="Id of a rater.")] = None,
+    number: Annotated[
+        int | None, typer.Option("--version", min=1, help="Number of a version of the rater.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Blanks requests and payloads of the url, too.")
+    ] = None,
+    before: Annotated[
+        datetime | None, typer.Option("--before", help="What was rated before then, in UTC.")
+    ] = None,
+    erase: Annotated[bool, typer.Option("--erase", help="Erase it; else only count it.")] = False,
+    output: OutputOption = None,
+) -> None:
+    """Count or erase ratings that meet all criteria given."""
+    with _client(context, _BRIEF) as airs:
+        found = airs.archive.purge(
+            rater=rater,
+            version=number,
+            url=url,
+            before=before.replace(tzinfo=UTC) if before else None,
+            dry_run=not erase,
+        )
+    _show_raw(found, _output(context, output))
+    if found.get("state") == "running":
+        _talk(f"It goes on. Look again with: airs archive purge-state {found.get('id')}")
+
+
+@archive_app.command("purge-state")
+def purge_state(
+    context: typer.Context,
+    purge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a purge.")],
+    output: OutputOption = None,
+) -> None:
+    """Show how far a large purge is."""
+    with _client(context, _BRIEF) as airs:
+        _show_raw(airs.archive.purge_state(purge_id), _output(context, output))
+
+
+def _key_fields(text: str) -> dict[str, Any]:
+    """Return the fields of a row that may decide its score."""
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"the row is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise typer.BadParameter("the row is no JSON object")
+    known = ("query_text", "url", "title", "text", "html", "context")
+    return {"query_text": row.get("query"), **{k: row[k] for k in known if k in row}}
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         _data(f"airs {version('airs-client')}")
@@ -333,6 +455,15 @@ def _client(
         ),
     ) as airs:
         yield airs
+
+
+def _act(context: typer.Context, output: Output | None, act: Callable[[Client], Workflow]) -> None:
+    with _client(context, _BRIEF) as airs:
+        workflow = act(airs)
+    if _output(context, output) is Output.json:
+        _json(workflow.raw)
+    else:
+        _data(rendering.printable(f"{workflow.id} {workflow.state}"))
 
 
 def _follow(context: typer.Context, workflow_id: str) -> Workflow:
@@ -371,12 +502,20 @@ def _writable(path: Path) -> Path:
     return path
 
 
-def _write(pages: Iterable[RatingsPage], file: IO[bytes]) -> int:
+def _fetch(
+    airs: Client, workflow_id: str, wanted: Results, state: str | None, file: IO[bytes]
+) -> int | None:
+    """Write all records to a file; how many, where they can be counted."""
+    state = state.upper() if state else None
+    if wanted is Results.parquet:
+        airs.workflows.download(workflow_id, file, format="parquet", state=state)
+        return None
     lines = 0
-    for page in pages:
+    for page in airs.workflows.rating_pages(
+        workflow_id, format="csv" if wanted is Results.csv else "jsonl", state=state
+    ):
         file.write(page.content)
         lines += page.content.count(b"\n")
-    file.flush()
     return lines
 
 
@@ -385,11 +524,23 @@ def _output(context: typer.Context, output: Output | None) -> Output:
     return output or wanted.output
 
 
-def _show_workflow(workflow: Workflow, kind: Output) -> None:
+def _spread(airs: Client, workflow_id: str) -> Distributions | None:
+    """How its requests are spread; a server of another age may not tell."""
+    try:
+        return airs.workflows.distributions(workflow_id)
+    except NotFound:
+        return None
+
+
+def _show_workflow(
+    workflow: Workflow, kind: Output, distributions: Distributions | None = None
+) -> None:
     if kind is Output.json:
-        _json(workflow.raw)
-    else:
-        _data(rendering.workflow_block(workflow))
+        _json({**workflow.raw, **({"distributions": distributions.raw} if distributions else {})})
+        return
+    _data(rendering.workflow_block(workflow))
+    if distributions and (block := rendering.distributions_block(distributions)):
+        _data(f"\n{block}")
 
 
 def _show_list(

@@ -7,7 +7,8 @@ Both are thin: how a request is built, how an answer is read and when to try aga
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -18,10 +19,20 @@ import anyio.to_thread
 import httpx
 
 from airs_client import calls
-from airs_client.calls import Call, Reply, ResultFormat
+from airs_client.calls import Call, FileFormat, Reply, ResultFormat
 from airs_client.connection import Connection, resolve
 from airs_client.errors import AirsError, Unreachable, WaitTimedOut, WorkflowNotCompleted
-from airs_client.results import Model, Page, Rater, Rating, RatingsPage, Submission, Workflow
+from airs_client.results import (
+    Distributions,
+    Event,
+    Model,
+    Page,
+    Rater,
+    Rating,
+    RatingsPage,
+    Submission,
+    Workflow,
+)
 from airs_client.retries import Retries, retry_after_s
 from airs_client.uploads import Format, Rows, Upload, open_upload
 
@@ -39,6 +50,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 class _Workflows:
     def __init__(self, client: "Client") -> None:
         self._do = client.do
+        self._receive = client.receive
 
     def submit(
         self,
@@ -52,6 +64,7 @@ class _Workflows:
         complete_when: float | None = None,
         batch_size: int | None = None,
         bypass: bool = False,
+        webhook: str | None = None,
         format: Format | None = None,
         idempotency_key: str | None = None,
     ) -> Submission:
@@ -59,7 +72,8 @@ class _Workflows:
 
         The same rows with the same arguments are one workflow, however often they are sent within
         a day; pass another `idempotency_key` or `name` to have them rated as another one.
-        `bypass` takes no rating that the archive had before.
+        `bypass` takes no rating that the archive had before. `webhook` is an address that is told
+        of the end; `Submission.webhook` has the secret that signs, unless the server has it by now.
         """
         with open_upload(source, format=format) as upload:
             call = calls.submit(
@@ -72,6 +86,7 @@ class _Workflows:
                 complete_when=complete_when,
                 batch_size=batch_size,
                 bypass=bypass,
+                webhook=webhook,
                 idempotency_key=idempotency_key,
             )
             return self._do(call)
@@ -84,8 +99,43 @@ class _Workflows:
     ) -> Page[Workflow]:
         return self._do(calls.workflows(state=state, rater=rater, cursor=cursor))
 
+    def events(self, workflow_id: str) -> Sequence[Event]:
+        """Return the completion events, one a round, oldest first."""
+        return self._do(calls.events(workflow_id)).items
+
+    def close(self, workflow_id: str) -> Workflow:
+        return self._do(calls.act(workflow_id, "close"))
+
+    def pause(self, workflow_id: str) -> Workflow:
+        """Nothing more is sent until it is resumed; deadlines go on."""
+        return self._do(calls.act(workflow_id, "pause"))
+
+    def resume(self, workflow_id: str) -> Workflow:
+        return self._do(calls.act(workflow_id, "resume"))
+
     def cancel(self, workflow_id: str) -> Workflow:
-        return self._do(calls.cancel(workflow_id))
+        return self._do(calls.act(workflow_id, "cancel"))
+
+    def complete(self, workflow_id: str) -> Workflow:
+        """End it now; what is open is not awaited."""
+        return self._do(calls.act(workflow_id, "complete"))
+
+    def retry(self, workflow_id: str, *, idempotency_key: str | None = None) -> Workflow:
+        """Have what did not complete rated in a new round, with a fresh deadline."""
+        key = idempotency_key or f"airs-{uuid.uuid4().hex}"
+        return self._do(calls.retry(workflow_id, idempotency_key=key))
+
+    def change(
+        self,
+        workflow_id: str,
+        *,
+        name: str | None = None,
+        priority: int | None = None,
+        deadline: timedelta | None = None,
+    ) -> Workflow:
+        """Change what is given; `deadline` counts from when the round was accepted."""
+        call = calls.change(workflow_id, name=name, priority=priority, deadline=deadline)
+        return self._do(call)
 
     def wait(
         self,
@@ -125,6 +175,29 @@ class _Workflows:
             if (cursor := page.next) is None:
                 return
 
+    def download(
+        self,
+        workflow_id: str,
+        file: IO[bytes],
+        *,
+        format: FileFormat = "jsonl",
+        state: str | None = None,
+    ) -> None:
+        """Write all records to a binary file, in the memory of a page whatever their number.
+
+        JSON Lines and CSV go on at the page where a connection broke. Parquet starts again, which
+        needs a file that can be rewound.
+        """
+        if format == "parquet":
+            self._receive(calls.ratings_file(workflow_id, format=format, state=state), file)
+            return
+        for page in self.rating_pages(workflow_id, format=format, state=state):
+            file.write(page.content)
+
+    def distributions(self, workflow_id: str) -> Distributions:
+        """How long the requests waited and how often they were tried."""
+        return self._do(calls.distributions(workflow_id))
+
 
 class _Raters:
     def __init__(self, client: "Client") -> None:
@@ -148,6 +221,40 @@ class _Models:
         return self._do(calls.model(model_id))
 
 
+class _Archive:
+    def __init__(self, client: "Client") -> None:
+        self._do = client.do
+
+    def explain(
+        self,
+        row: Mapping[str, Any],
+        *,
+        rater: str,
+        max_age: timedelta | None = None,
+        bypass: bool = False,
+    ) -> Mapping[str, Any]:
+        """Why a row would hit or miss; nothing is stored."""
+        return self._do(calls.explain(row, rater=rater, max_age=max_age, bypass=bypass))
+
+    def purge(
+        self,
+        *,
+        rater: str | None = None,
+        version: int | None = None,
+        url: str | None = None,
+        before: datetime | None = None,
+        dry_run: bool = True,
+    ) -> Mapping[str, Any]:
+        """Count, or with `dry_run=False` erase, what meets all criteria given."""
+        return self._do(
+            calls.purge(rater=rater, version=version, url=url, before=before, dry_run=dry_run)
+        )
+
+    def purge_state(self, purge_id: str) -> Mapping[str, Any]:
+        """How far a large purge is."""
+        return self._do(calls.purge_state(purge_id))
+
+
 class Client:
     """Talks to one AIRS server. Use it in a `with` statement, or `close` it."""
 
@@ -169,6 +276,7 @@ class Client:
         self.workflows = _Workflows(self)
         self.raters = _Raters(self)
         self.models = _Models(self)
+        self.archive = _Archive(self)
 
     def do(self, call: Call[T]) -> T:
         """Make one call of `calls`, again if that may help."""
@@ -184,6 +292,34 @@ class Client:
                     self._on_retry(failure, delay_s)
             time.sleep(delay_s)
             attempt += 1
+
+    def receive(self, call: Call[None], file: IO[bytes]) -> None:
+        """Write the answer of a call to a file, again from the start if it breaks off."""
+        target = _Target(file)
+        attempt = 0
+        while True:
+            try:
+                return self._stream(call, target)
+            except AirsError as failure:
+                delay_s = _delay_s(self._retries, failure, call, attempt)
+                if delay_s is None or not target.rewind():
+                    raise
+                if self._on_retry:
+                    self._on_retry(failure, delay_s)
+            time.sleep(delay_s)
+            attempt += 1
+
+    def _stream(self, call: Call[None], target: "_Target") -> None:
+        options = _request_options(call, self._http.timeout)
+        try:
+            with self._http.stream(**options) as response:
+                if response.status_code != 200:
+                    response.read()
+                    return calls.outcome(call, _reply(response))
+                for piece in response.iter_bytes():
+                    target.write(piece)
+        except httpx.HTTPError as error:
+            raise _unreachable(self.connection, error) from error
 
     def close(self) -> None:
         self._http.close()
@@ -206,6 +342,7 @@ class Client:
 class _AsyncWorkflows:
     def __init__(self, client: "AsyncClient") -> None:
         self._do = client.do
+        self._receive = client.receive
 
     async def submit(
         self,
@@ -219,6 +356,7 @@ class _AsyncWorkflows:
         complete_when: float | None = None,
         batch_size: int | None = None,
         bypass: bool = False,
+        webhook: str | None = None,
         format: Format | None = None,
         idempotency_key: str | None = None,
     ) -> Submission:
@@ -234,6 +372,7 @@ class _AsyncWorkflows:
                 complete_when=complete_when,
                 batch_size=batch_size,
                 bypass=bypass,
+                webhook=webhook,
                 idempotency_key=idempotency_key,
             )
             return await self._do(call)
@@ -246,8 +385,38 @@ class _AsyncWorkflows:
     ) -> Page[Workflow]:
         return await self._do(calls.workflows(state=state, rater=rater, cursor=cursor))
 
+    async def events(self, workflow_id: str) -> Sequence[Event]:
+        return (await self._do(calls.events(workflow_id))).items
+
+    async def close(self, workflow_id: str) -> Workflow:
+        return await self._do(calls.act(workflow_id, "close"))
+
+    async def pause(self, workflow_id: str) -> Workflow:
+        return await self._do(calls.act(workflow_id, "pause"))
+
+    async def resume(self, workflow_id: str) -> Workflow:
+        return await self._do(calls.act(workflow_id, "resume"))
+
     async def cancel(self, workflow_id: str) -> Workflow:
-        return await self._do(calls.cancel(workflow_id))
+        return await self._do(calls.act(workflow_id, "cancel"))
+
+    async def complete(self, workflow_id: str) -> Workflow:
+        return await self._do(calls.act(workflow_id, "complete"))
+
+    async def retry(self, workflow_id: str, *, idempotency_key: str | None = None) -> Workflow:
+        key = idempotency_key or f"airs-{uuid.uuid4().hex}"
+        return await self._do(calls.retry(workflow_id, idempotency_key=key))
+
+    async def change(
+        self,
+        workflow_id: str,
+        *,
+        name: str | None = None,
+        priority: int | None = None,
+        deadline: timedelta | None = None,
+    ) -> Workflow:
+        call = calls.change(workflow_id, name=name, priority=priority, deadline=deadline)
+        return await self._do(call)
 
     async def wait(
         self,
@@ -285,6 +454,24 @@ class _AsyncWorkflows:
             if (cursor := page.next) is None:
                 return
 
+    async def download(
+        self,
+        workflow_id: str,
+        file: IO[bytes],
+        *,
+        format: FileFormat = "jsonl",
+        state: str | None = None,
+    ) -> None:
+        """As `Client.workflows.download`; the file is written in a thread."""
+        if format == "parquet":
+            await self._receive(calls.ratings_file(workflow_id, format=format, state=state), file)
+            return
+        async for page in self.rating_pages(workflow_id, format=format, state=state):
+            await anyio.to_thread.run_sync(file.write, page.content)
+
+    async def distributions(self, workflow_id: str) -> Distributions:
+        return await self._do(calls.distributions(workflow_id))
+
 
 class _AsyncRaters:
     def __init__(self, client: "AsyncClient") -> None:
@@ -308,6 +495,37 @@ class _AsyncModels:
         return await self._do(calls.model(model_id))
 
 
+class _AsyncArchive:
+    def __init__(self, client: "AsyncClient") -> None:
+        self._do = client.do
+
+    async def explain(
+        self,
+        row: Mapping[str, Any],
+        *,
+        rater: str,
+        max_age: timedelta | None = None,
+        bypass: bool = False,
+    ) -> Mapping[str, Any]:
+        return await self._do(calls.explain(row, rater=rater, max_age=max_age, bypass=bypass))
+
+    async def purge(
+        self,
+        *,
+        rater: str | None = None,
+        version: int | None = None,
+        url: str | None = None,
+        before: datetime | None = None,
+        dry_run: bool = True,
+    ) -> Mapping[str, Any]:
+        return await self._do(
+            calls.purge(rater=rater, version=version, url=url, before=before, dry_run=dry_run)
+        )
+
+    async def purge_state(self, purge_id: str) -> Mapping[str, Any]:
+        return await self._do(calls.purge_state(purge_id))
+
+
 class AsyncClient:
     """`Client` with calls to await. Use it in an `async with` statement, or `aclose` it."""
 
@@ -328,6 +546,7 @@ class AsyncClient:
         self.workflows = _AsyncWorkflows(self)
         self.raters = _AsyncRaters(self)
         self.models = _AsyncModels(self)
+        self.archive = _AsyncArchive(self)
 
     async def do(self, call: Call[T]) -> T:
         attempt = 0
@@ -342,6 +561,33 @@ class AsyncClient:
                     self._on_retry(failure, delay_s)
             await anyio.sleep(delay_s)
             attempt += 1
+
+    async def receive(self, call: Call[None], file: IO[bytes]) -> None:
+        target = _Target(file)
+        attempt = 0
+        while True:
+            try:
+                return await self._stream(call, target)
+            except AirsError as failure:
+                delay_s = _delay_s(self._retries, failure, call, attempt)
+                if delay_s is None or not target.rewind():
+                    raise
+                if self._on_retry:
+                    self._on_retry(failure, delay_s)
+            await anyio.sleep(delay_s)
+            attempt += 1
+
+    async def _stream(self, call: Call[None], target: "_Target") -> None:
+        options = _request_options(call, self._http.timeout)
+        try:
+            async with self._http.stream(**options) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    return calls.outcome(call, _reply(response))
+                async for piece in response.aiter_bytes():
+                    await anyio.to_thread.run_sync(target.write, piece)
+        except httpx.HTTPError as error:
+            raise _unreachable(self.connection, error) from error
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -359,6 +605,29 @@ class AsyncClient:
             return _reply(await self._http.request(content=content, **options))
         except httpx.HTTPError as error:
             raise _unreachable(self.connection, error) from error
+
+
+class _Target:
+    """A file that a stream is written to, again from the start if it breaks off."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._start = file.tell() if file.seekable() else None
+        self._written = False
+
+    def write(self, piece: bytes) -> None:
+        self._file.write(piece)
+        self._written = True
+
+    def rewind(self) -> bool:
+        """Make the file what it was; False if it cannot be."""
+        if not self._written:
+            return True
+        if self._start is None:
+            return False
+        self._file.seek(self._start)
+        self._file.truncate()
+        return True
 
 
 def poll_delays_s() -> Iterator[float]:
@@ -414,6 +683,7 @@ def _request_options(call: Call[Any], timeout: httpx.Timeout) -> dict[str, Any]:
         "url": call.path,
         "params": call.params,
         "headers": call.headers,
+        "json": call.document,
         "timeout": timeout,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from airs_client.errors import AirsError, ApiError, ProblemItem
-from airs_client.results import Eta, RowProblem, Submission, Workflow
+from airs_client.results import Distributions, Eta, RowProblem, Submission, Workflow
 
 _SHOWN_ITEMS = 10
 
@@ -42,6 +42,8 @@ def submission(sent: Submission) -> str:
     if sent.warnings:
         lines.append(f"{len(sent.warnings):,} warnings:")
         lines += _some([_row(row) for row in sent.warnings])
+    if sent.webhook and sent.webhook.secret:
+        lines.append(f"{sent.webhook.url} is signed with {sent.webhook.secret}")
     return "\n".join(printable(line) for line in lines)
 
 
@@ -85,10 +87,37 @@ def workflow_block(workflow: Workflow) -> str:
             "mean score": mean,
             "ETA": eta(workflow.eta) if workflow.eta and not workflow.finished else None,
             "created": _instant(workflow.created_at),
+            "first dispatch": _instant(workflow.timeline.first_dispatch_at),
+            "first result": _instant(workflow.timeline.first_result_at),
+            "last result": _instant(workflow.timeline.last_result_at),
             "deadline": _instant(workflow.deadline_at) if not workflow.finished else None,
             "finished": _instant(workflow.finished_at),
         }
     )
+
+
+def distributions_block(of: Distributions) -> str:
+    """How long requests waited and how often they were tried; nothing if none did."""
+    rows = [
+        ("waited for a rating", of.waited_s, _wait),
+        ("still waiting since", of.open_s, _wait),
+        ("attempts", of.attempts, lambda value: f"{value:g}"),
+    ]
+    shown = [
+        (
+            name,
+            f"{spread.n:,}",
+            *(show(v) for v in (spread.p50, spread.p90, spread.p99, spread.max)),
+        )
+        for name, spread, show in rows
+        if spread is not None
+    ]
+    if not shown:
+        return ""
+    lines = table(("", "REQUESTS", "P50", "P90", "P99", "MAX"), shown)
+    if not of.exact:
+        lines += f"\n(of {of.looked_at:,} requests spread over all {of.requests:,})"
+    return lines
 
 
 def workflow_table(workflows: Iterable[Workflow]) -> str:
@@ -147,6 +176,10 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _wait(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
 
 
 def printable(text: str) -> str:

@@ -58,6 +58,44 @@ class Eta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """When what happened to a workflow; None for what has not."""
+
+    accepted_at: datetime | None = None
+    closed_at: datetime | None = None
+    first_dispatch_at: datetime | None = None
+    first_result_at: datetime | None = None
+    last_result_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """How values are spread."""
+
+    n: int
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distributions:
+    """What the requests of a workflow went through; unless `exact`, a sample of them."""
+
+    requests: int = 0
+    looked_at: int = 0
+    exact: bool = True
+    waited_s: Spread | None = None
+    """Upload to rating, of what the archive did not answer at once."""
+    open_s: Spread | None = None
+    """Upload to now, of what is still open."""
+    attempts: Spread | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Workflow:
     """One evaluation workflow as the server last described it."""
 
@@ -77,6 +115,7 @@ class Workflow:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     deadline_at: datetime | None = None
+    timeline: Timeline = Timeline()
     model_calls: int = 0
     attempts: int = 0
     accelerator_seconds: float = 0.0
@@ -97,6 +136,27 @@ class RowProblem:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """What happened to a workflow; the same `id` is the `webhook-id` of its deliveries."""
+
+    id: str
+    type: str
+    round: int = 1
+    data: Raw = field(default_factory=dict)
+    created_at: datetime | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Webhook:
+    """Who is told of a workflow's end; `secret` signs, and is there if the server made it."""
+
+    endpoint: str
+    url: str
+    secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
     """What became of an upload. `replayed`: the same upload had been taken before."""
 
@@ -104,6 +164,7 @@ class Submission:
     accepted: int = 0
     rejected: tuple[RowProblem, ...] = ()
     warnings: tuple[RowProblem, ...] = ()
+    webhook: Webhook | None = None
     replayed: bool = False
     raw: Raw = field(default_factory=dict, repr=False, compare=False)
 
@@ -125,8 +186,11 @@ class Rating:
     attempts: int = 0
     rated_at: datetime | None = None
     age_s: float | None = None
+    look: str | None = None
+    rated_by: str | None = None
     rater_version: str | None = None
     warnings: tuple[Any, ...] = ()
+    extra: Any = None
     raw: Raw = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -189,6 +253,7 @@ def workflow_from(raw: Raw) -> Workflow:
         started_at=_instant(raw, "started_at"),
         finished_at=_instant(raw, "finished_at"),
         deadline_at=_instant(raw, "deadline_at"),
+        timeline=Timeline(**{name: _instant(_mapping(raw, "timeline"), name) for name in _TIMES}),
         model_calls=_count(raw, "model_calls"),
         attempts=_count(raw, "attempts"),
         accelerator_seconds=_number(raw, "accelerator_seconds") or 0.0,
@@ -202,8 +267,31 @@ def submission_from(raw: Raw, *, replayed: bool = False) -> Submission:
         accepted=_count(raw, "accepted"),
         rejected=_row_problems(raw.get("rejected")),
         warnings=_row_problems(raw.get("warnings")),
+        webhook=_webhook(raw.get("webhook")),
         replayed=replayed,
         raw=raw,
+    )
+
+
+def event_from(raw: Raw) -> Event:
+    data = raw.get("data")
+    return Event(
+        id=_text(raw, "id"),
+        type=_text(raw, "type"),
+        round=_count(raw, "round"),
+        data=data if isinstance(data, dict) else {},
+        created_at=_instant(raw, "created_at"),
+        raw=raw,
+    )
+
+
+def _webhook(raw: Any) -> Webhook | None:
+    if not isinstance(raw, dict):
+        return None
+    return Webhook(
+        endpoint=_text(raw, "endpoint"),
+        url=_text(raw, "url"),
+        secret=_optional_text(raw, "secret"),
     )
 
 
@@ -223,8 +311,11 @@ def rating_from(raw: Raw) -> Rating:
         attempts=_count(raw, "attempts"),
         rated_at=_instant(raw, "rated_at"),
         age_s=_number(raw, "age_s"),
+        look=_optional_text(raw, "look"),
+        rated_by=_optional_text(raw, "rated_by"),
         rater_version=_optional_text(raw, "rater_version"),
         warnings=tuple(warnings) if isinstance(warnings, list) else (),
+        extra=raw.get("extra"),
         raw=raw,
     )
 
@@ -251,6 +342,19 @@ def model_from(raw: Raw) -> Model:
     )
 
 
+def distributions_from(raw: Raw) -> Distributions:
+    return Distributions(
+        requests=_count(raw, "requests"),
+        looked_at=_count(raw, "looked_at"),
+        exact=raw.get("exact") is not False,
+        waited_s=_spread(raw.get("waited_s")),
+        open_s=_spread(raw.get("open_s")),
+        attempts=_spread(raw.get("attempts")),
+        raw=raw,
+    )
+
+
+_TIMES = tuple(Timeline.__dataclass_fields__)
 _COUNTS = tuple(Counts.__dataclass_fields__)
 _SOURCES = tuple(Sources.__dataclass_fields__)
 
@@ -259,6 +363,13 @@ def _eta(raw: object) -> Eta | None:
     if not isinstance(raw, Mapping) or (seconds := _number(raw, "seconds")) is None:
         return None
     return Eta(seconds=seconds, low=_number(raw, "low"), high=_number(raw, "high"))
+
+
+def _spread(raw: object) -> Spread | None:
+    if not isinstance(raw, Mapping):
+        return None
+    values = {name: _number(raw, name) or 0.0 for name in ("p50", "p90", "p99", "max")}
+    return Spread(n=_count(raw, "n"), **values)
 
 
 def _row_problems(raw: object) -> tuple[RowProblem, ...]:

@@ -5,12 +5,14 @@ the start. What cannot be read twice (standard input, a pipe, an iterable of row
 to a temporary file; that also gives the length, which many servers want to know beforehand.
 """
 
+import csv
 import hashlib
 import io
 import json
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, Self, cast
@@ -28,7 +30,16 @@ CONTENT_TYPES: Mapping[Format, str] = {
 
 _CHUNK_BYTES = 256 * 1024
 _SPOOL_MEMORY_BYTES = 1024 * 1024
-_SUFFIXES: Mapping[str, Format] = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+_BOM = b"\xef\xbb\xbf"
+_GZIP_WINDOW = 31
+_SUFFIXES: Mapping[str, Format] = {
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+}
 
 
 class Upload:
@@ -39,7 +50,7 @@ class Upload:
         self.name = name
         head = file.read(4096)
         self.gzipped = head.startswith(b"\x1f\x8b")
-        self.format: Format = format or _format_of(name, head)
+        self.format: Format = format or _format_of(name, _unzipped(head) if self.gzipped else head)
         if name.lower().endswith(".json") and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
             raise _json_list(name)
         self._stamp = self._look()
@@ -161,7 +172,21 @@ def _format_of(name: str, head: bytes) -> Format:
     if head.startswith(b"PAR1"):
         return "parquet"
     suffix = Path(name.lower().removesuffix(".gz")).suffix
-    return _SUFFIXES.get(suffix, "jsonl")
+    return _SUFFIXES.get(suffix) or ("csv" if _is_csv(head) else "jsonl")
+
+
+def _unzipped(head: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(_GZIP_WINDOW).decompress(head, len(head))
+    except zlib.error:
+        return b""
+
+
+def _is_csv(head: bytes) -> bool:
+    """Whether a file begins with a header that names the query, which no JSON row does."""
+    first = head.removeprefix(_BOM).lstrip().partition(b"\n")[0].decode(errors="replace")
+    names = next(csv.reader([first]), [])
+    return not first.startswith("{") and not {"query_text", "query"}.isdisjoint(names)
 
 
 def _json_list(name: str) -> SourceUnreadable:

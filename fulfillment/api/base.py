@@ -25,6 +25,7 @@ from fulfillment.authentication import (
 )
 from fulfillment.clock import database_now
 from fulfillment.errors import InvalidFields, NotFound
+from fulfillment.forecast import Forecaster
 from fulfillment.models import Workflow
 from fulfillment.policy.lifecycle import WorkflowState
 
@@ -34,6 +35,9 @@ _PUBLIC_ID = re.compile(r"wf_[0-9a-f]{32}")
 WORKFLOW_COLUMNS = ("rater", "rater_version")
 
 
+FORECASTER = Forecaster()
+
+
 KEY_HEADER = OpenApiParameter(
     name="Idempotency-Key",
     location=OpenApiParameter.HEADER,
@@ -41,7 +45,19 @@ KEY_HEADER = OpenApiParameter(
 )
 
 
-ROW_BODIES: dict[str, Any] = {bodies.NDJSON_TYPES[0]: OpenApiTypes.STR}
+ENCODING_HEADER = OpenApiParameter(
+    name="Content-Encoding",
+    location=OpenApiParameter.HEADER,
+    enum=["gzip", "identity"],
+    description="gzip, of one or several members. Limits count decompressed bytes.",
+)
+
+
+ROW_BODIES: dict[str, Any] = {
+    bodies.NDJSON_TYPES[0]: OpenApiTypes.STR,
+    bodies.CSV_TYPE: OpenApiTypes.STR,
+    bodies.PARQUET_TYPE: OpenApiTypes.BINARY,
+}
 
 
 def json_answer(
@@ -106,7 +122,9 @@ def find_workflow(request: Request, public_id: str) -> Workflow:
 
 
 def show_workflow(workflow: Workflow) -> dict[str, Any]:
-    return schema.workflow_as_json(workflow, progress.read(workflow), now=database_now())
+    counted = progress.read(workflow)
+    expected = FORECASTER.eta(workflow, counted, now=database_now())
+    return schema.workflow_as_json(workflow, counted, eta=expected)
 
 
 def replayed(submission: intake.Submission) -> dict[str, str]:

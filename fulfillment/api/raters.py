@@ -1,12 +1,15 @@
 """Raters and their versions."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from django.http import HttpResponse
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
 from fulfillment import api_bodies as bodies
 from fulfillment import api_schema as schema
-from fulfillment import raters
+from fulfillment import control, raters, windows
 from fulfillment.api.base import ApiView, answers, checked_body, json_answer
 from fulfillment.authentication import (
     IsOperator,
@@ -15,6 +18,14 @@ from fulfillment.clock import database_now
 from fulfillment.models import Rater
 
 _MOST_RATERS = 500
+
+
+def _as_json(found: Sequence[Rater]) -> list[dict[str, Any]]:
+    """Return raters with the windows of their models."""
+    by_model = windows.written({rater.model_id for rater in found}, database_now())
+    return [
+        schema.rater_as_json(rater, windows=by_model.get(rater.model_id, ())) for rater in found
+    ]
 
 
 class RatersView(ApiView):
@@ -32,7 +43,7 @@ class RatersView(ApiView):
         page = list(found[: _MOST_RATERS + 1])
         return json_answer(
             {
-                "items": [schema.rater_as_json(rater) for rater in page[:_MOST_RATERS]],
+                "items": _as_json(page[:_MOST_RATERS]),
                 "next": page[_MOST_RATERS - 1].pk if len(page) > _MOST_RATERS else None,
             }
         )
@@ -49,7 +60,7 @@ class RatersView(ApiView):
             Rater(key_level=given.pop("key_level", ""), **given), now=database_now()
         )
         return json_answer(
-            schema.rater_as_json(rater),
+            _as_json([rater])[0],
             status=201 if is_new else 200,
             headers={"Location": f"/api/v1/raters/{rater.pk}"},
         )
@@ -64,7 +75,7 @@ class RaterView(ApiView):
     def get(self, request: Request, rater_id: str) -> HttpResponse:
         """Show a rater."""
         bodies.query(request, known=())
-        return json_answer(schema.rater_as_json(raters.find(rater_id)))
+        return json_answer(_as_json([raters.find(rater_id)])[0])
 
     @extend_schema(
         operation_id="change_rater",
@@ -86,7 +97,7 @@ class RaterView(ApiView):
                 detail=f"Paused by {request.user.username}.",
                 now=now,
             )
-        return json_answer(schema.rater_as_json(rater))
+        return json_answer(_as_json([rater])[0])
 
 
 class RaterVersionsView(ApiView):
@@ -108,4 +119,27 @@ class RaterVersionsView(ApiView):
                 ],
                 "next": None,
             }
+        )
+
+
+class RaterVersionRetireView(ApiView):
+    """The end of an old rater version."""
+
+    writes = IsOperator
+
+    @extend_schema(
+        operation_id="retire_rater_version",
+        request=None,
+        responses=answers(schema.RaterVersionShape, 200, 404, 409),
+    )
+    def post(self, request: Request, rater_id: str, number: int) -> HttpResponse:
+        """End what still waits for an old version: FAILED `version_retired`."""
+        bodies.query(request, known=())
+        version = control.retire(
+            version=raters.find_version(rater_id, number),
+            now=database_now(),
+            actor=request.user.username,
+        )
+        return json_answer(
+            schema.version_as_json(version, current_id=version.rater.current_version_id)
         )

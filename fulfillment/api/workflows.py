@@ -1,4 +1,4 @@
-"""Workflows: making, listing, showing, appending to and closing them."""
+"""Workflows: making, listing, showing, changing and appending to them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,15 @@ from rest_framework.request import Request
 
 from fulfillment import api_bodies as bodies
 from fulfillment import api_schema as schema
-from fulfillment import completion, intake, progress
+from fulfillment import control, intake, progress, webhooks
 from fulfillment.api.base import (
+    ENCODING_HEADER,
+    FORECASTER,
     KEY_HEADER,
     ROW_BODIES,
     ApiView,
     answers,
+    checked_body,
     checked_query,
     find_workflow,
     from_cursor,
@@ -27,10 +30,14 @@ from fulfillment.api.base import (
 )
 from fulfillment.clock import database_now
 from fulfillment.errors import BadUpload, InvalidFields
+from fulfillment.formats import Format
+from fulfillment.models import WebhookEndpoint, Workflow
 from fulfillment.policy.lifecycle import WorkflowState
+from fulfillment.webhooks import WebhookForm
 
-_LATER = ("webhook", "dry_run")
+_LATER = ("dry_run",)
 """Fields of the interface that this release does not serve yet."""
+_ROW_TYPES = (bodies.JSON_TYPE, *bodies.FILE_TYPES)
 
 
 class WorkflowsView(ApiView):
@@ -59,7 +66,9 @@ class WorkflowsView(ApiView):
         return json_answer(
             {
                 "items": [
-                    schema.workflow_as_json(workflow, counted, now=now)
+                    schema.workflow_as_json(
+                        workflow, counted, eta=FORECASTER.eta(workflow, counted, now=now)
+                    )
                     for workflow, counted in zip(shown, progress.read_many(shown), strict=True)
                 ],
                 "next": to_cursor("w", shown[-1].pk) if len(page) > limit else None,
@@ -68,21 +77,24 @@ class WorkflowsView(ApiView):
 
     @extend_schema(
         operation_id="create_workflow",
-        parameters=[schema.UploadParameters, KEY_HEADER],
+        parameters=[schema.UploadParameters, KEY_HEADER, ENCODING_HEADER],
         request={bodies.JSON_TYPE: schema.WorkflowBody, **ROW_BODIES},
         responses=answers(schema.SubmissionShape, 202, 400, 409, 413, 415, 422, 507),
     )
     def post(self, request: Request) -> HttpResponse:
-        """Create a workflow from JSON, or from an NDJSON file with the fields in the query."""
+        """Create a workflow from JSON, or from a file of rows with the fields in the query.
+
+        Files are NDJSON, CSV or Parquet.
+        """
         key = bodies.idempotency_key(request._request)
-        kind = bodies.content_type(request._request, taken=(bodies.JSON_TYPE, *bodies.NDJSON_TYPES))
+        kind = bodies.content_type(request._request, taken=_ROW_TYPES)
         if kind == bodies.JSON_TYPE:
             submission = _submit_json(request, key)
         else:
-            submission = _submit_file(request, key)
+            submission = _submit_file(request, key, bodies.FILE_TYPES[kind])
         workflow = submission.workflow
         return json_answer(
-            {**show_workflow(workflow), **submission.answer},
+            {**show_workflow(workflow), **submission.answer, **_webhook(workflow)},
             status=202,
             headers={
                 "Location": f"/api/v1/workflows/{workflow.public_id}",
@@ -92,7 +104,7 @@ class WorkflowsView(ApiView):
 
 
 class WorkflowView(ApiView):
-    """One workflow."""
+    """One workflow, and what may be changed of it."""
 
     @extend_schema(operation_id="get_workflow", responses=answers(schema.WorkflowShape, 200, 404))
     def get(self, request: Request, public_id: str) -> HttpResponse:
@@ -100,13 +112,30 @@ class WorkflowView(ApiView):
         bodies.query(request, known=())
         return json_answer(show_workflow(find_workflow(request, public_id)))
 
+    @extend_schema(
+        operation_id="change_workflow",
+        request=schema.WorkflowChanges,
+        responses=answers(schema.WorkflowShape, 200, 400, 404, 409, 415, 422),
+    )
+    def patch(self, request: Request, public_id: str) -> HttpResponse:
+        """Change name, priority or deadline; what waits goes by it at once."""
+        workflow = find_workflow(request, public_id)
+        changes = control.Changes(**checked_body(request, schema.WorkflowChanges, partial=True))
+        changed = control.change(
+            workflow_id=workflow.pk,
+            changes=changes,
+            now=database_now(),
+            actor=request.user.username,
+        )
+        return json_answer(show_workflow(changed))
+
 
 class WorkflowRequestsView(ApiView):
     """Rows of an open workflow."""
 
     @extend_schema(
         operation_id="append_requests",
-        parameters=[KEY_HEADER],
+        parameters=[KEY_HEADER, ENCODING_HEADER],
         request={bodies.JSON_TYPE: schema.RowsBody, **ROW_BODIES},
         responses=answers(schema.Acceptance, 200, 400, 404, 409, 413, 415, 422, 507),
     )
@@ -115,34 +144,21 @@ class WorkflowRequestsView(ApiView):
         bodies.query(request, known=())
         workflow = find_workflow(request, public_id)
         key = bodies.idempotency_key(request._request)
-        kind = bodies.content_type(request._request, taken=(bodies.JSON_TYPE, *bodies.NDJSON_TYPES))
+        kind = bodies.content_type(request._request, taken=_ROW_TYPES)
         if kind == bodies.JSON_TYPE:
-            chunks = bodies.json_rows(request._request, limit=settings.AIRS_MAX_JSON_BYTES)
+            rows = bodies.json_rows(request._request, limit=settings.AIRS_MAX_JSON_BYTES)
+            body = intake.Body(chunks=rows)
         else:
-            chunks = bodies.stream(request._request)
+            body = intake.Body(
+                chunks=bodies.stream(request._request), format=bodies.FILE_TYPES[kind]
+            )
         submission = intake.append(
             workflow=workflow,
-            body=intake.Body(chunks=chunks),
+            body=body,
             owner=request.user.username,
             idempotency_key=key,
         )
         return json_answer(submission.answer, headers=replayed(submission))
-
-
-class WorkflowCloseView(ApiView):
-    """The end of a workflow's input."""
-
-    @extend_schema(
-        operation_id="close_workflow",
-        request=None,
-        responses=answers(schema.WorkflowShape, 200, 404, 409),
-    )
-    def post(self, request: Request, public_id: str) -> HttpResponse:
-        """Take no more rows."""
-        bodies.query(request, known=())
-        return json_answer(
-            show_workflow(completion.close(workflow_id=find_workflow(request, public_id).pk))
-        )
 
 
 def _submit_json(request: Request, key: str | None) -> intake.Submission:
@@ -151,10 +167,13 @@ def _submit_json(request: Request, key: str | None) -> intake.Submission:
     given = body.values(leaving=["requests"])
     _refuse_later(given)
     bodies.refuse_unknown(given, known=schema.WorkflowForm().fields)
-    if isinstance(cache := given.get("cache"), dict):
-        _refuse_unknown_cache(cache)
+    _refuse_unknown_inside(given, "cache", schema.CacheForm)
+    _refuse_unknown_inside(given, "webhook", schema.WebhookForm)
     fields = dict(schema.checked(schema.WorkflowForm(data=given)))
     close = fields.pop("close", None)
+    if "webhook" in fields:
+        fields["webhook"] = WebhookForm(**fields["webhook"])
+        webhooks.refuse_unsafe(fields["webhook"], field="webhook.url")
     form = intake.WorkflowForm(**{**fields.pop("cache", {}), **fields})
     owner = request.user.username
     if "requests" in body:
@@ -173,13 +192,26 @@ def _submit_json(request: Request, key: str | None) -> intake.Submission:
     return intake.create_empty(form=form, owner=owner, idempotency_key=key)
 
 
-def _submit_file(request: Request, key: str | None) -> intake.Submission:
+def _submit_file(request: Request, key: str | None, format: Format) -> intake.Submission:
     _refuse_later(request.query_params)
     fields = dict(checked_query(request, schema.WorkflowParameters))
     close = fields.pop("close")
+    webhook = {
+        name: fields.pop(f"webhook_{name}")
+        for name in ("url", "format")
+        if f"webhook_{name}" in fields
+    }
+    if webhook:
+        if "url" not in webhook:
+            raise InvalidFields(
+                "webhook_format needs a webhook_url.",
+                errors=[{"field": "webhook_url", "code": "missing_field", "detail": "is missing"}],
+            )
+        fields["webhook"] = WebhookForm(**webhook)
+        webhooks.refuse_unsafe(fields["webhook"], field="webhook_url")
     return intake.submit(
         form=intake.WorkflowForm(**fields),
-        body=intake.Body(chunks=bodies.stream(request._request)),
+        body=intake.Body(chunks=bodies.stream(request._request), format=format),
         owner=request.user.username,
         idempotency_key=key,
         close=close,
@@ -198,6 +230,23 @@ def _refuse_later(given: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_unknown_cache(cache: Mapping[str, Any]) -> None:
-    known = [f"cache.{name}" for name in schema.CacheForm().fields]
-    bodies.refuse_unknown([f"cache.{name}" for name in cache], known=known)
+def _refuse_unknown_inside(
+    given: Mapping[str, Any], member: str, shape: type[schema.Plain]
+) -> None:
+    if isinstance(inner := given.get(member), dict):
+        known = [f"{member}.{name}" for name in shape().fields]
+        bodies.refuse_unknown([f"{member}.{name}" for name in inner], known=known)
+
+
+def _webhook(workflow: Workflow) -> dict[str, Any]:
+    """Return what the answer to a submission adds of its webhook.
+
+    Also to a repeated one: the first answer, with the secret, may have been lost.
+    """
+    endpoint = WebhookEndpoint.objects.filter(workflow=workflow).first()
+    if endpoint is None:
+        return {}
+    shown = {"endpoint": endpoint.public_id, "url": endpoint.url, "format": endpoint.format}
+    if secret := webhooks.generated_secret(endpoint):
+        shown["secret"] = secret
+    return {"webhook": shown}

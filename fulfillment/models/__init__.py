@@ -11,11 +11,22 @@ from fulfillment.models.access import (
     Role,
 )
 from fulfillment.models.archive import (
+    Purge,
+    PurgeStage,
     Rating,
+    ShadowSample,
+    ShadowScore,
 )
 from fulfillment.models.events import (
+    Delivery,
+    DeliveryAttempt,
     Event,
+    WebhookEndpoint,
     new_event_id,
+)
+from fulfillment.models.operations import (
+    Flow,
+    QueueSample,
 )
 from fulfillment.models.queue import (
     Batch,
@@ -24,6 +35,7 @@ from fulfillment.models.queue import (
     ExecutorBoot,
     FailedFlight,
     Flight,
+    SendWindow,
     ServiceRun,
 )
 from fulfillment.models.raters import (
@@ -35,6 +47,7 @@ from fulfillment.models.raters import (
 from fulfillment.models.workflows import (
     POSITION_BITS,
     PROGRESS_FIELDS,
+    Erasure,
     Purpose,
     RatingRequest,
     Side,
@@ -54,23 +67,34 @@ __all__ = [
     "Batch",
     "BatchPayload",
     "BatchWait",
+    "Delivery",
+    "DeliveryAttempt",
+    "Erasure",
     "Event",
     "ExecutorBoot",
     "FailedFlight",
     "Flight",
+    "Flow",
     "KeyLevel",
     "Mode",
+    "Purge",
+    "PurgeStage",
     "Purpose",
+    "QueueSample",
     "Rater",
     "RaterVersion",
     "Rating",
     "RatingRequest",
     "Role",
+    "SendWindow",
     "ServiceRun",
+    "ShadowSample",
+    "ShadowScore",
     "Side",
     "StatsDelta",
     "Trigger",
     "Upload",
+    "WebhookEndpoint",
     "Workflow",
     "WorkflowStats",
     "new_event_id",

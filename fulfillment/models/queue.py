@@ -3,6 +3,7 @@
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from fulfillment.models.choices import choices_of
 from fulfillment.models.workflows import Workflow
@@ -21,6 +22,9 @@ class Batch(models.Model):
     )
     position = models.BigIntegerField(help_text="First position, orders batches in a workflow")
     round = models.PositiveSmallIntegerField(default=1, db_default=1)
+    accepted_at = models.DateTimeField(
+        db_default=Now(), help_text="Of its rows, or of the round that opened it again"
+    )
     positions = ArrayField(models.IntegerField())
     item_of = ArrayField(models.SmallIntegerField())
     fingerprints = ArrayField(models.UUIDField())
@@ -37,6 +41,14 @@ class Batch(models.Model):
     probing = models.SmallIntegerField(null=True, help_text="The item a single call is made for")
     fence = models.BigIntegerField(default=0, db_default=0)
     replica = models.CharField(max_length=64, blank=True, default="", db_default="")
+    calls = models.PositiveSmallIntegerField(
+        default=1, db_default=1, help_text="Concurrent calls that its lease grants"
+    )
+    tries = ArrayField(
+        models.PositiveSmallIntegerField(),
+        null=True,
+        help_text="Tries of each item, once they differ from `attempts`",
+    )
     boot_id = models.UUIDField(null=True)
     task_id = models.UUIDField(null=True)
     started_at = models.DateTimeField(null=True)
@@ -155,6 +167,24 @@ class ExecutorBoot(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+class SendWindow(models.Model):
+    """The adaptive window of a replica as the leading dispatcher last wrote it.
+
+    So that a new leader goes on where the old one was, and that people see what is sent and why.
+    """
+
+    replica = models.CharField(primary_key=True, max_length=64)
+    model_id = models.CharField(max_length=64, db_index=True)
+    ceiling = models.PositiveIntegerField()
+    limits = ArrayField(models.FloatField(), help_text="Calls that may be out, a class each")
+    dropped_at = ArrayField(models.DateTimeField(null=True))
+    reason = models.CharField(max_length=32, help_text="Why it is adapted: external, isolated, …")
+    written_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"window of {self.replica}"
 
 
 class ServiceRun(models.Model):

@@ -69,6 +69,12 @@ class RaterVersion(models.Model):
     spec = models.JSONField(help_text="The fields of workers.autoraters.RaterSpec")
     created_at = models.DateTimeField()
     retired_at = models.DateTimeField(null=True, blank=True)
+    erased_to = models.BigIntegerField(
+        default=0,
+        db_default=0,
+        editable=False,
+        help_text="Up to this id, retention has left no rating of it to erase",
+    )
 
     class Meta:
         constraints = [

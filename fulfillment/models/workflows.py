@@ -1,13 +1,16 @@
 """Workflows, their requests and their progress."""
 
 import uuid
+from datetime import datetime
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from fulfillment.models.choices import choices_of
 from fulfillment.models.raters import Rater, RaterVersion
+from fulfillment.policy.freshness import Look
 from fulfillment.policy.lifecycle import EndingReason, RequestState, Source, WorkflowState
 
 POSITION_BITS = 31
@@ -69,6 +72,12 @@ class Workflow(models.Model):
         max_length=16, choices=choices_of(EndingReason), blank=True, default=""
     )
     round = models.PositiveSmallIntegerField(default=1)
+    round_at = models.DateTimeField(
+        null=True, blank=True, help_text="When `retry` made the current round; none made the first"
+    )
+    retry_key = models.CharField(
+        max_length=255, blank=True, default="", help_text="Idempotency-Key of that retry"
+    )
     next_position = models.BigIntegerField(default=0)
     created_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True, blank=True)
@@ -96,6 +105,7 @@ class Workflow(models.Model):
                         WorkflowState.RUNNING,
                         WorkflowState.PAUSED,
                         WorkflowState.ENDING,
+                        WorkflowState.REOPENING,
                     ],
                     finished_at__isnull=True,
                 )
@@ -119,10 +129,20 @@ class Workflow(models.Model):
             ),
             models.Index(fields=["owner", "-id"], name="workflow_owner"),
             models.Index(fields=["rater", "-id"], name="workflow_rater"),
+            models.Index(
+                fields=["finished_at"],
+                condition=Q(finished_at__isnull=False),
+                name="workflow_finished",
+            ),
         ]
 
     def __str__(self) -> str:
         return self.public_id
+
+    @property
+    def accepted_at(self) -> datetime:
+        """When the current round was accepted: its deadline and max duration count from here."""
+        return self.round_at or self.created_at
 
 
 class Progress(models.Model):
@@ -142,6 +162,9 @@ class Progress(models.Model):
         default=0, db_default=0, help_text="Tries of batches, started ones only"
     )
     accelerator_seconds = models.FloatField(default=0.0, db_default=0.0)
+    stored_bytes = models.BigIntegerField(
+        default=0, db_default=0, help_text="Of batches, payloads and requests; 0 once erased"
+    )
 
     class Meta:
         abstract = True
@@ -156,6 +179,15 @@ class WorkflowStats(Progress):
     workflow = models.OneToOneField(
         Workflow, primary_key=True, on_delete=models.DO_NOTHING, db_constraint=False
     )
+    first_result_at = models.DateTimeField(null=True, help_text="When its first request ended")
+    last_result_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["stored_bytes"], condition=Q(stored_bytes__gt=0), name="stats_stored"
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"stats of {self.workflow_id}"
@@ -167,16 +199,28 @@ class StatsDelta(Progress):
     workflow = models.ForeignKey(
         Workflow, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+"
     )
+    added_at = models.DateTimeField(db_default=Now())
 
     def __str__(self) -> str:
         return f"delta of {self.workflow_id}"
 
 
+class Erasure(models.Model):
+    """A workflow that is gone for everybody, while its rows are still being erased."""
+
+    workflow_id = models.BigIntegerField(primary_key=True)
+    began_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"erasure of {self.workflow_id}"
+
+
 class Upload(models.Model):
     """One body being taken into a workflow: how far it is, and the record of its idempotency key.
 
-    `chunks` and the rows they brought are committed together, so that the same key resumes after
-    a crash. An upload without heartbeat for 60 s may be taken over, or removed by the janitor.
+    `rows_done` and the rows are committed together, chunk by chunk, so that the same key resumes
+    after a crash, wherever a later release cuts its chunks. An upload without heartbeat for 60 s
+    may be taken over, or removed by the janitor.
     """
 
     owner = models.CharField(max_length=150)
@@ -190,7 +234,7 @@ class Upload(models.Model):
     closes = models.BooleanField(help_text="Whether the workflow is closed after the last chunk")
     first_position = models.BigIntegerField()
     rows = models.BigIntegerField()
-    chunks = models.PositiveIntegerField(default=0)
+    rows_done = models.BigIntegerField(default=0)
     holder = models.UUIDField(help_text="The request that ingests it; another one may take over")
     answer = models.JSONField(default=dict)
     heartbeat_at = models.DateTimeField()
@@ -206,6 +250,11 @@ class Upload(models.Model):
                 fields=["heartbeat_at"],
                 condition=Q(finished_at__isnull=True),
                 name="upload_unfinished",
+            ),
+            models.Index(
+                fields=["finished_at"],
+                condition=Q(finished_at__isnull=False),
+                name="upload_finished",
             ),
         ]
 
@@ -248,6 +297,13 @@ class RatingRequest(models.Model):
     rated_at = models.DateTimeField(null=True)
     error = models.TextField(null=True)  # noqa: DJ001
     attempts = models.PositiveSmallIntegerField(default=0, db_default=0)
+    look = models.PositiveSmallIntegerField(
+        choices=choices_of(Look), null=True, help_text="What the archive said to it at intake"
+    )
+    rated_by_id = models.BigIntegerField(
+        null=True, help_text="The other workflow whose model call rated it"
+    )
+    url_digest = models.UUIDField(null=True)
     warnings = ArrayField(models.TextField(), null=True)
     extra = models.JSONField(null=True, help_text="Fields of the row that are not ours")
 

@@ -1,7 +1,8 @@
 """States of workflows, requests and batches, and the moves between them.
 
-One enum and one table a kind; the database repeats them as check constraints (models.py) and
-docs/architecture.md draws them. The numbers are stored: append, never renumber.
+One enum and one table a kind. The database repeats them: check constraints say which states there
+are, triggers which moves (migrations/0003_rules.py). docs/lifecycle.md draws them. The numbers are
+stored: append, never renumber.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class WorkflowState(IntEnum):
     RUNNING = 2
     """Closed, some items are open. The completion checker ends it."""
     PAUSED = 3
-    """Nothing new is sent until the client resumes it."""
+    """Nothing new is sent until the client resumes it; what was started ends, and so may it."""
     ENDING = 4
     """Being wound up for a reason; nothing new is sent. The sweep ends its open items."""
     COMPLETED = 5
@@ -29,6 +30,9 @@ class WorkflowState(IntEnum):
     """Ended with no request COMPLETED."""
     CANCELLED = 8
     """Ended because the client cancelled it."""
+    REOPENING = 9
+    """A new round is made of what did not complete; nothing is sent yet. `retry`, or the checker
+    where that died, runs it."""
 
 
 class RequestState(IntEnum):
@@ -91,7 +95,14 @@ WORKFLOW_MOVES: dict[WorkflowState, frozenset[WorkflowState]] = {
         }
     ),
     WorkflowState.PAUSED: frozenset(
-        {WorkflowState.OPEN, WorkflowState.RUNNING, WorkflowState.ENDING}
+        {
+            WorkflowState.OPEN,
+            WorkflowState.RUNNING,
+            WorkflowState.ENDING,
+            WorkflowState.COMPLETED,
+            WorkflowState.PARTIAL,
+            WorkflowState.FAILED,
+        }
     ),
     WorkflowState.ENDING: frozenset(
         {
@@ -102,13 +113,17 @@ WORKFLOW_MOVES: dict[WorkflowState, frozenset[WorkflowState]] = {
         }
     ),
     WorkflowState.COMPLETED: frozenset(),
-    WorkflowState.PARTIAL: frozenset(),
-    WorkflowState.FAILED: frozenset(),
-    WorkflowState.CANCELLED: frozenset(),
+    WorkflowState.PARTIAL: frozenset({WorkflowState.REOPENING}),
+    WorkflowState.FAILED: frozenset({WorkflowState.REOPENING}),
+    WorkflowState.CANCELLED: frozenset({WorkflowState.REOPENING}),
+    WorkflowState.REOPENING: frozenset({WorkflowState.RUNNING, WorkflowState.ENDING}),
 }
 
 DISPATCHED = frozenset({WorkflowState.OPEN, WorkflowState.RUNNING})
-"""Workflows whose batches may be claimed."""
+"""Workflows whose batches may be claimed and taken over."""
+
+STARTED = DISPATCHED | {WorkflowState.PAUSED}
+"""Workflows whose started tries go on, further calls of theirs included."""
 
 UNFINISHED = frozenset(
     {
@@ -117,6 +132,7 @@ UNFINISHED = frozenset(
         WorkflowState.RUNNING,
         WorkflowState.PAUSED,
         WorkflowState.ENDING,
+        WorkflowState.REOPENING,
     }
 )
 
@@ -129,13 +145,104 @@ BATCH_MOVES: dict[BatchState, frozenset[BatchState]] = {
     ),
     BatchState.WAITING: frozenset({BatchState.READY, BatchState.DONE}),
     BatchState.DELAYED: frozenset({BatchState.READY, BatchState.DONE}),
-    BatchState.DONE: frozenset(),
+    BatchState.DONE: frozenset({BatchState.READY}),
 }
+"""A DONE batch is READY again in a new round only."""
+
+REQUEST_MOVES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.PENDING: frozenset(RequestState) - {RequestState.PENDING},
+    RequestState.COMPLETED: frozenset(),
+    RequestState.FAILED: frozenset({RequestState.PENDING}),
+    RequestState.TIMED_OUT: frozenset({RequestState.PENDING}),
+    RequestState.CANCELLED: frozenset({RequestState.PENDING}),
+}
+"""What did not complete is PENDING again in a new round only."""
 
 
 def may_move(before: WorkflowState, after: WorkflowState) -> bool:
     """Say whether a workflow may go from one state to the other."""
     return after in WORKFLOW_MOVES[before]
+
+
+class Act(StrEnum):
+    """What a client may do to a workflow once its rows are in."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    COMPLETE = "complete"
+    RETRY = "retry"
+
+
+class Refusal(StrEnum):
+    """Why a workflow's state does not allow an act; the code that clients get."""
+
+    FINISHED = "already_finished"
+    ENDING = "workflow_ending"
+    UNFINISHED = "workflow_unfinished"
+    REOPENING = "workflow_reopening"
+
+
+_S = WorkflowState
+_ACTS: dict[Act, dict[WorkflowState, WorkflowState | Refusal]] = {
+    Act.PAUSE: {
+        _S.OPEN: _S.PAUSED,
+        _S.RUNNING: _S.PAUSED,
+        _S.PAUSED: _S.PAUSED,
+        _S.ENDING: Refusal.ENDING,
+        _S.REOPENING: Refusal.REOPENING,
+    },
+    Act.RESUME: {
+        _S.OPEN: _S.OPEN,
+        _S.RUNNING: _S.RUNNING,
+        _S.PAUSED: _S.RUNNING,
+        _S.ENDING: Refusal.ENDING,
+        _S.REOPENING: _S.REOPENING,
+    },
+    Act.CANCEL: {
+        _S.OPEN: _S.ENDING,
+        _S.RUNNING: _S.ENDING,
+        _S.PAUSED: _S.ENDING,
+        _S.ENDING: _S.ENDING,
+        _S.REOPENING: _S.ENDING,
+        _S.CANCELLED: _S.CANCELLED,
+    },
+    Act.COMPLETE: {
+        _S.OPEN: _S.ENDING,
+        _S.RUNNING: _S.ENDING,
+        _S.PAUSED: _S.ENDING,
+        _S.ENDING: _S.ENDING,
+        _S.REOPENING: _S.ENDING,
+        _S.COMPLETED: _S.COMPLETED,
+        _S.PARTIAL: _S.PARTIAL,
+        _S.FAILED: _S.FAILED,
+    },
+    Act.RETRY: {
+        _S.OPEN: Refusal.UNFINISHED,
+        _S.RUNNING: Refusal.UNFINISHED,
+        _S.PAUSED: Refusal.UNFINISHED,
+        _S.ENDING: Refusal.ENDING,
+        _S.PARTIAL: _S.REOPENING,
+        _S.FAILED: _S.REOPENING,
+        _S.CANCELLED: _S.REOPENING,
+        _S.REOPENING: _S.REOPENING,
+    },
+}
+"""State that an act leads to, the same one where it was done before; else finished ones refuse."""
+
+
+def act_upon(
+    act: Act, state: WorkflowState, *, is_closed: bool, round: int
+) -> WorkflowState | Refusal:
+    """Return the state that an act leads to, or why it is refused.
+
+    The same state means that the act was done before: it changes nothing and is no error.
+    """
+    if act is Act.RESUME and state is WorkflowState.PAUSED and not is_closed:
+        return WorkflowState.OPEN
+    if act is Act.RETRY and round > 1 and state in STARTED:
+        return state
+    return _ACTS[act].get(state, Refusal.FINISHED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +258,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How the open requests of an ENDING workflow end."""
+    """How requests end that nobody waits for any more."""
 
     state: RequestState
     code: str
@@ -163,6 +270,12 @@ ENDINGS: dict[EndingReason, Ending] = {
     EndingReason.COMPLETE_WHEN: Ending(state=RequestState.CANCELLED, code="not_awaited"),
     EndingReason.FORCED: Ending(state=RequestState.CANCELLED, code="not_awaited"),
 }
+
+DEADLINE = Ending(state=RequestState.TIMED_OUT, code="deadline")
+"""Of what was not started by the deadline."""
+
+VERSION_RETIRED = Ending(state=RequestState.FAILED, code="version_retired")
+"""Of what was not started when an operator retired its rater version."""
 
 
 def outcome(tally: Tally, reason: EndingReason | None) -> WorkflowState:

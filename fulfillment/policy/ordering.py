@@ -94,6 +94,29 @@ class Decision:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """The READY batches of one class, in the order in which they are served."""
+
+    by_score: tuple[_Scored, ...]
+    """Workflows, the smallest score first."""
+    by_owner: Mapping[str, tuple[_Scored, ...]]
+    ready: Mapping[int, int]
+    """READY batches by workflow."""
+    owner_ready: Mapping[str, int]
+    owners: Mapping[int, str]
+    """Owner by workflow."""
+    total: int
+    """READY batches of all."""
+    newcomers: tuple[str, ...]
+    """Owners by their oldest workflow: those that are not in the queue yet join it so."""
+
+
+Order = Mapping[PriorityClass, Line]
+"""The lines of a rater. Made of thousands of workflows it costs milliseconds, so that it may serve
+several decisions: scores change slowly."""
+
+
 def next_batches(
     loads: Sequence[Load],
     *,
@@ -106,7 +129,35 @@ def next_batches(
 
     The order of `loads` does not matter. Loads without READY batches count as work of their owner.
     """
-    lines = _lines(loads, now, memory)
+    return fill(line_up(loads, now), room=room, memory=memory, shares=shares)
+
+
+def line_up(loads: Sequence[Load], now: datetime) -> Order:
+    """Return the order in which workflows are served, as it is now."""
+    by_class: dict[PriorityClass, list[Load]] = {cls: [] for cls in PriorityClass}
+    for load in loads:
+        by_class[load.priority_class].append(load)
+    return {
+        cls: _line(of_class, now)
+        for cls, of_class in by_class.items()
+        if any(load.ready_batches for load in of_class)
+    }
+
+
+def fill(
+    order: Order,
+    *,
+    room: int,
+    memory: Memory,
+    taken: Mapping[int, int] = MappingProxyType({}),
+    shares: Mapping[PriorityClass, float] = DEFAULT_SHARES,
+) -> Decision:
+    """Fill the room of a rater by an order made before; `taken` is what left since, by workflow."""
+    served_lines = {
+        cls: _Served(line, memory.queues.get(cls, ()), cls in memory.turns, taken)
+        for cls, line in order.items()
+    }
+    lines = {cls: line for cls, line in served_lines.items() if line.ready}
     dispatches = min(room, MAX_CLAIMS, sum(line.ready for line in lines.values()))
     credits = dict(memory.credits)
     picked: dict[int, int] = {}
@@ -145,62 +196,83 @@ def longest_wait(cls: PriorityClass, shares: Mapping[PriorityClass, float] = DEF
     )
 
 
-class _Line:
-    """The READY batches of one class, in the order in which they are served."""
+def _line(loads: Sequence[Load], now: datetime) -> Line:
+    by_score = tuple(sorted(_scored(loads, now)))
+    by_owner: dict[str, list[_Scored]] = {}
+    for entry in by_score:
+        by_owner.setdefault(entry[2], []).append(entry)
+    since: dict[str, datetime] = {}
+    ready: dict[int, int] = {}
+    owner_ready: dict[str, int] = {}
+    for load in loads:
+        if load.ready_batches:
+            ready[load.workflow_id] = load.ready_batches
+            owner_ready[load.owner] = owner_ready.get(load.owner, 0) + load.ready_batches
+            since[load.owner] = min(load.submitted_at, since.get(load.owner, load.submitted_at))
+    return Line(
+        by_score=by_score,
+        by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
+        ready=ready,
+        owner_ready=owner_ready,
+        owners={workflow_id: owner for _, workflow_id, owner in by_score},
+        total=sum(ready.values()),
+        newcomers=tuple(sorted(since, key=lambda owner: (since[owner], owner))),
+    )
+
+
+class _Served:
+    """A line while it is served: what is left of it, without a copy of thousands of workflows."""
 
     def __init__(
-        self, loads: Sequence[Load], now: datetime, queue: Sequence[str], turn: bool
+        self, line: Line, queue: Sequence[str], turn: bool, taken: Mapping[int, int]
     ) -> None:
-        self._loads = loads
-        self._now = now
-        self._left: dict[int, int] = {}
-        self._owner_left: dict[str, int] = {}
-        # Smallest score last, so that what is used up is popped off the end.
-        self._by_score: list[_Scored] = []
-        self._by_owner: dict[str, list[_Scored]] = {}
-        self.ready = sum(load.ready_batches for load in loads)
+        self._line = line
+        self._taken = {w: min(n, line.ready[w]) for w, n in taken.items() if w in line.ready}
+        self._passed: dict[str | None, int] = {}
+        """Entries that are used up, at the head of an owner's workflows, or (None) of all."""
+        self._owner_taken: dict[str, int] = {}
+        for workflow_id, n in self._taken.items():
+            owner = line.owners[workflow_id]
+            self._owner_taken[owner] = self._owner_taken.get(owner, 0) + n
+        self.ready = line.total - sum(self._taken.values())
         self.queue = OrderedDict.fromkeys(queue)
         self.turn = turn
-        self.is_lined_up = False
+        self._is_lined_up = False
 
     def serve(self) -> int:
         """Take one batch off the line and return its workflow."""
-        if not self.is_lined_up:
+        if not self._is_lined_up:
             self._line_up()
-        owner = next(iter(self.queue)) if self.turn else self._smallest(self._by_score)[2]
-        workflow_id = self._smallest(self._by_owner[owner])[1]
+        owner = (
+            next(iter(self.queue)) if self.turn else self._smallest(None, self._line.by_score)[2]
+        )
+        workflow_id = self._smallest(owner, self._line.by_owner[owner])[1]
         self.turn = not self.turn
         self.ready -= 1
-        self._left[workflow_id] -= 1
-        self._owner_left[owner] -= 1
-        if self._owner_left[owner]:
+        self._taken[workflow_id] = self._taken.get(workflow_id, 0) + 1
+        self._owner_taken[owner] = self._owner_taken.get(owner, 0) + 1
+        if self._owner_left(owner):
             self.queue.move_to_end(owner)
         else:
             del self.queue[owner]
         return workflow_id
 
-    def _smallest(self, scored: list[_Scored]) -> _Scored:
-        while not self._left[scored[-1][1]]:
-            scored.pop()
-        return scored[-1]
-
     def _line_up(self) -> None:
-        # Left until the class is served: sorting thousands of workflows is most of a pass's cost.
-        self._by_score = sorted(_scored(self._loads, self._now), reverse=True)
-        for entry in self._by_score:
-            self._by_owner.setdefault(entry[2], []).append(entry)
-        since: dict[str, datetime] = {}
-        for load in self._loads:
-            if load.ready_batches:
-                self._left[load.workflow_id] = load.ready_batches
-                self._owner_left[load.owner] = (
-                    self._owner_left.get(load.owner, 0) + load.ready_batches
-                )
-                since[load.owner] = min(load.submitted_at, since.get(load.owner, load.submitted_at))
-        waiting = [owner for owner in self.queue if owner in since]
-        come = sorted(since.keys() - self.queue.keys(), key=lambda owner: (since[owner], owner))
-        self.queue = OrderedDict.fromkeys(waiting + come)
-        self.is_lined_up = True
+        # Only for a class that is served: the others keep their queue.
+        self.queue = OrderedDict.fromkeys(
+            owner for owner in (*self.queue, *self._line.newcomers) if self._owner_left(owner)
+        )
+        self._is_lined_up = True
+
+    def _owner_left(self, owner: str) -> int:
+        return self._line.owner_ready.get(owner, 0) - self._owner_taken.get(owner, 0)
+
+    def _smallest(self, whose: str | None, scored: Sequence[_Scored]) -> _Scored:
+        place = self._passed.get(whose, 0)
+        while self._taken.get(scored[place][1], 0) >= self._line.ready[scored[place][1]]:
+            place += 1
+        self._passed[whose] = place
+        return scored[place]
 
 
 def _scored(loads: Sequence[Load], now: datetime) -> Iterator[_Scored]:
@@ -211,19 +283,8 @@ def _scored(loads: Sequence[Load], now: datetime) -> Iterator[_Scored]:
             yield work[load.owner] * slack(load, now), load.workflow_id, load.owner
 
 
-def _lines(loads: Sequence[Load], now: datetime, memory: Memory) -> dict[PriorityClass, _Line]:
-    by_class: dict[PriorityClass, list[Load]] = {cls: [] for cls in PriorityClass}
-    for load in loads:
-        by_class[load.priority_class].append(load)
-    return {
-        cls: _Line(of_class, now, memory.queues.get(cls, ()), cls in memory.turns)
-        for cls, of_class in by_class.items()
-        if any(load.ready_batches for load in of_class)
-    }
-
-
 def _next_class(
-    lines: Mapping[PriorityClass, _Line],
+    lines: Mapping[PriorityClass, _Served],
     credits: dict[PriorityClass, float],
     shares: Mapping[PriorityClass, float],
 ) -> tuple[PriorityClass, bool]:
@@ -240,7 +301,7 @@ def _next_class(
 
 
 def _remember(
-    memory: Memory, credits: Mapping[PriorityClass, float], lines: Mapping[PriorityClass, _Line]
+    memory: Memory, credits: Mapping[PriorityClass, float], lines: Mapping[PriorityClass, _Served]
 ) -> Memory:
     # A class that was not served keeps its queue: those who came since still stand behind it.
     return Memory(

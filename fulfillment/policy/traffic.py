@@ -17,20 +17,30 @@ from fulfillment.policy.priority import PriorityClass
 BACKOFF_BASE_S: Final = 1
 BACKOFF_CAP_S: Final = 1800
 
+RETRY_AFTER_SPREAD: Final = 0.2
+"""What is refused together must not come back together: it wakes over a fifth of the floor."""
+
 DROP_FACTOR: Final = 0.7
 DROP_INTERVAL: Final = timedelta(seconds=1)
+COOLING: Final = timedelta(seconds=1)
+"""How long a refused call keeps its room: refusals come back at once, and a window alone would let
+as many calls go again in the next instant."""
+GROWTH_SHARE: Final = 1 / 32
+"""Of the ceiling, a full window of successes: a large window recovers in as many round trips as a
+small one, which one call a round trip would take hours for where calls take seconds."""
 MAX_MESSAGE_BATCHES: Final = 8
 
 
 def backoff(*, attempt: int, chance: float, retry_after_s: float | None) -> timedelta:
     """Return the wait after the failed try `attempt` (from 1): full jitter, 1 s to 30 min.
 
-    `chance` is the caller's random number in [0, 1). Retry-After is a floor, itself capped; one
-    that is not a positive number is ignored.
+    `chance` is the caller's random number in [0, 1). Retry-After is a floor, itself capped, from
+    which waits spread upwards by up to a fifth; one that is not a positive number is ignored.
     """
     # 2**11 is past the cap: a larger exponent only risks an overflow.
     most_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S << min(attempt - 1, 11))
-    return timedelta(seconds=max(chance * most_s, _floor_s(retry_after_s)))
+    floor_s = _floor_s(retry_after_s) * (1 + RETRY_AFTER_SPREAD * chance)
+    return timedelta(seconds=min(max(chance * most_s, floor_s), BACKOFF_CAP_S))
 
 
 def _floor_s(retry_after_s: float | None) -> float:
@@ -107,6 +117,8 @@ class Window:
     """One a class, in class order, each within [1, ceiling]."""
     dropped_at: tuple[datetime | None, ...]
     """When the limit of each class last dropped."""
+    cooling: tuple[tuple[datetime, PriorityClass, int], ...] = ()
+    """Until when how many calls of a class keep their room though they were refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +129,8 @@ class Signal:
     succeeded: int = 0
     overloaded: int = 0
     """Refused for overload or timed out; no other failure belongs here."""
+    refused_at: datetime | None = None
+    """When the last of the overloaded calls had been sent; None for just now."""
 
 
 def open_window(ceiling: int) -> Window:
@@ -127,41 +141,55 @@ def open_window(ceiling: int) -> Window:
     return Window(ceiling=ceiling, limits=(float(ceiling),) * classes, dropped_at=(None,) * classes)
 
 
-def adapt(
-    window: Window,
-    signals: Sequence[Signal],
-    now: datetime,
-    *,
-    round_trip: timedelta = DROP_INTERVAL,
-) -> Window:
+def adapt(window: Window, signals: Sequence[Signal], now: datetime) -> Window:
     """Return the window after these signals: it creeps up on success and drops on overload.
 
     A success says that its class and every class above it would have been accepted, a refusal
     that its class and every class below would have been refused; so a refusal never shrinks a
-    higher class. A class that met overload does not grow; it drops by 0.7 at most once a
-    `round_trip` (never more often than each second), since one congestion refuses many calls.
-    Growth is one call a full window of successes, as a square root, so that it does not matter in
-    how many parts the successes are reported: from 1, ceiling²/2 of them lead back to the ceiling.
+    higher class. A class that met overload does not grow; it drops by 0.7, at most once a second
+    and once a congestion: the refusal of a call sent before the last drop says nothing of what the
+    smaller window does.
+    Growth is a call, or 1/32 of the ceiling, a full window of successes, as a square root, so that
+    it does not matter in how many parts the successes are reported.
     """
-    interval = max(round_trip, DROP_INTERVAL)
+    step = max(1.0, window.ceiling * GROWTH_SHARE)
     limits: list[float] = []
     dropped_at: list[datetime | None] = []
     for cls, limit, dropped in zip(PriorityClass, window.limits, window.dropped_at, strict=True):
-        overloaded = any(s.overloaded > 0 and s.priority_class <= cls for s in signals)
-        if not overloaded:
+        refused = [s for s in signals if s.overloaded > 0 and s.priority_class <= cls]
+        if not refused:
             succeeded = sum(s.succeeded for s in signals if s.priority_class >= cls)
-            limit = min(sqrt(limit * limit + 2 * succeeded), float(window.ceiling))
-        # A clock that was set back must not hold the drop off until it catches up.
-        elif dropped is None or not timedelta(0) <= now - dropped < interval:
+            limit = min(sqrt(limit * limit + 2 * step * succeeded), float(window.ceiling))
+        elif _is_news(refused, dropped, now):
             limit = max(1.0, limit * DROP_FACTOR)
             dropped = now
         limits.append(min(limit, limits[-1]) if limits else limit)
         dropped_at.append(dropped)
-    return replace(window, limits=tuple(limits), dropped_at=tuple(dropped_at))
+    cooling = [cooled for cooled in window.cooling if cooled[0] > now]
+    refused_now = [(now + COOLING, s.priority_class, s.overloaded) for s in signals if s.overloaded]
+    return replace(
+        window,
+        limits=tuple(limits),
+        dropped_at=tuple(dropped_at),
+        cooling=tuple(sorted([*cooling, *refused_now])),
+    )
+
+
+def _is_news(refused: Sequence[Signal], dropped: datetime | None, now: datetime) -> bool:
+    """Say whether refusals tell of another congestion than that of the last drop."""
+    # A clock that was set back must not hold the drop off until it catches up.
+    if dropped is None or now < dropped:
+        return True
+    sent_at = max(s.refused_at or now for s in refused)
+    return now - dropped >= DROP_INTERVAL and sent_at > dropped
 
 
 def room(
-    window: Window, in_flight_by_class: Mapping[PriorityClass, int], cls: PriorityClass
+    window: Window,
+    in_flight_by_class: Mapping[PriorityClass, int],
+    cls: PriorityClass,
+    *,
+    now: datetime,
 ) -> int:
     """Return how many more calls of the class may go out.
 
@@ -169,11 +197,18 @@ def room(
     it, a class shrunk below what higher classes keep in flight would starve and never recover.
     """
     total = sum(in_flight_by_class.values())
-    free = int(window.limits[cls]) - total
+    # Those that ended further ahead than they last belong to a clock that was set back.
+    cooled = sum(
+        calls
+        for until, refused, calls in window.cooling
+        if timedelta(0) < until - now <= COOLING and refused <= cls
+    )
+    free = int(window.limits[cls]) - total - cooled
     if free > 0:
         return free
     widest = int(window.limits[PriorityClass.HIGH])
-    return 1 if total < widest and not in_flight_by_class.get(cls, 0) else 0
+    probes = total < widest and not in_flight_by_class.get(cls, 0) and not cooled
+    return 1 if probes else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +244,10 @@ def message_size(*, room: int, urgent: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaLoad:
-    """One live replica: its window in batches and how many it holds (computing and queued)."""
+    """One live replica: its window, and how much of it is held (computing and queued).
+
+    Of our own servers a window counts batches, of external ones calls: an OIP batch is one call.
+    """
 
     key: str
     version: str
@@ -217,23 +255,36 @@ class ReplicaLoad:
     held: int
 
 
-def assign(replicas: Sequence[ReplicaLoad], count: int) -> list[str]:
-    """Name a replica for each of up to `count` batches, the one with most room left each time.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """Through which replica a batch goes, and how many calls it may make at once."""
 
-    Fewer names than `count` mean that every window is full. The caller passes replicas of the
-    version it needs; ties go by key.
+    replica: str
+    calls: int
+
+
+def grant(replicas: Sequence[ReplicaLoad], wanted: Sequence[int]) -> list[Grant]:
+    """Name a replica for each batch, which wants that many calls at once, in their order.
+
+    Each goes to the replica with most room and gets all of its calls, or what room there is: a
+    batch that is begun ends soon, and the next one needs no more than what then is free. Fewer
+    grants than batches mean that every window is full. The caller passes replicas of the version
+    it needs; ties go by key.
     """
     heap = [(r.held - r.window, r.key) for r in replicas if r.held < r.window]
     heapq.heapify(heap)
-    named: list[str] = []
-    while heap and len(named) < count:
+    granted: list[Grant] = []
+    for calls in wanted:
+        if not heap:
+            break
         less_room, key = heap[0]
-        named.append(key)
-        if less_room == -1:
+        calls = min(max(calls, 1), -less_room)
+        granted.append(Grant(replica=key, calls=calls))
+        if less_room + calls == 0:
             heapq.heappop(heap)
         else:
-            heapq.heapreplace(heap, (less_room + 1, key))
-    return named
+            heapq.heapreplace(heap, (less_room + calls, key))
+    return granted
 
 
 def slots_for(

@@ -5,7 +5,10 @@ waits until it is well under way, does the harm, and looks at what the client an
 """
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +17,7 @@ import httpx
 import pytest
 
 from tests.acceptance.stack import (
+    REPOSITORY,
     Stack,
     Stub,
     ndjson,
@@ -191,7 +195,7 @@ def test_a_killed_web_server_leaves_an_upload_that_the_same_key_completes(
     thread.start()
     until(
         lambda: stack.query(
-            "SELECT 1 FROM fulfillment_upload WHERE key = 'upload-1' AND chunks > 2"
+            "SELECT 1 FROM fulfillment_upload WHERE key = 'upload-1' AND rows_done > 8000"
         ),
         timeout_s=30,
         what="some chunks are in",
@@ -237,6 +241,29 @@ def test_two_workflows_with_the_same_new_rows_cost_one_prediction_each(
     assert sum(r["sources"]["model"] for r in results) == 2_000
     predictions = stub.tally().predictions
     assert {predictions[pair_of(d["query_text"], d["text"])] for d in documents} == {1}
+
+
+def test_the_doctor_finds_nothing_wrong_once_what_was_killed_is_back(stack: Stack) -> None:
+    """Runs in any order, as the next one."""
+    environment = {**os.environ, "AIRS_HOME": str(stack.home)}
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        environment.pop(name, None)
+    said = ""
+
+    def well() -> bool:
+        nonlocal said
+        done = subprocess.run(
+            [sys.executable, "manage.py", "doctor"],
+            cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        return done.returncode == 0
+
+    try:
+        until(well, timeout_s=AFTER_FAULT_S, what="the doctor ends with 0")
+    except AssertionError:
+        raise AssertionError(said) from None
+    assert "orphans              none" in said
 
 
 def test_logs_hold_no_unexpected_error(stack: Stack) -> None:

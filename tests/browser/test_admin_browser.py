@@ -241,6 +241,9 @@ def test_a_workflow_is_cancelled_with_the_keyboard_alone(stack: Stack, page: Pag
     _tab_to(page, "button[name=index]", backwards=True)
     with page.expect_navigation():
         page.keyboard.press("Enter")
+    _tab_to(page, "button[name=confirmed]")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
 
     expect(page.locator(".messagelist")).to_contain_text(f"Workflow {workflow_id} is ")
     assert stack.wait_finished(workflow_id)["state"] == "CANCELLED"

@@ -20,12 +20,15 @@ HOSTILE = "<script>alert(1)</script>"
 LISTS = (
     "apitoken",
     "batch",
+    "delivery",
     "event",
     "executorboot",
+    "purge",
     "rater",
     "raterversion",
     "ratingrequest",
     "servicerun",
+    "webhookendpoint",
     "workflow",
 )
 
@@ -194,17 +197,54 @@ def test_cancelling_from_the_list_says_what_happened(admin: Client) -> None:
     running = builders.workflow()
     done = builders.workflow(state=WorkflowState.COMPLETED)
 
-    page = admin.post(
-        url("workflow"),
-        {"action": "cancel", "_selected_action": [running.pk, done.pk]},
-        follow=True,
-    ).content.decode()
+    chosen = {"action": "cancel", "_selected_action": [running.pk, done.pk]}
 
+    asked = admin.post(url("workflow"), chosen).content.decode()
+    running.refresh_from_db()
+    assert running.state == WorkflowState.RUNNING
+    page = admin.post(url("workflow"), {**chosen, "confirmed": "yes"}, follow=True).content.decode()
+
+    assert "Cancel 2 workflows" in asked
+    assert running.public_id in asked
     running.refresh_from_db()
     assert running.state == WorkflowState.CANCELLED
     assert f"{running.public_id} is CANCELLED" in page
     assert "has ended as COMPLETED" in page
     assert LogEntry.objects.get().object_id == str(running.pk)
+
+
+@pytest.mark.parametrize(
+    ("act", "before", "after"),
+    [
+        ("pause", WorkflowState.RUNNING, WorkflowState.PAUSED),
+        ("resume", WorkflowState.PAUSED, WorkflowState.RUNNING),
+        ("complete", WorkflowState.OPEN, WorkflowState.COMPLETED),
+        ("retry", WorkflowState.CANCELLED, WorkflowState.COMPLETED),
+    ],
+)
+def test_every_act_upon_a_workflow_can_be_done_from_the_list(
+    admin: Client, act: str, before: WorkflowState, after: WorkflowState
+) -> None:
+    """They have no requests: a round of one is over at once."""
+    workflow = builders.workflow(state=before)
+    chosen = {"action": act, "_selected_action": [workflow.pk], "confirmed": "yes"}
+
+    page = admin.post(url("workflow"), chosen, follow=True).content.decode()
+
+    workflow.refresh_from_db()
+    assert workflow.state == after
+    assert f"Workflow {workflow.public_id} is {after.name}" in page
+    assert LogEntry.objects.get().object_id == str(workflow.pk)
+
+
+def test_too_many_workflows_at_once_are_refused(admin: Client) -> None:
+    version = builders.version()
+    workflows = [builders.workflow(version) for _ in range(101)]
+    chosen = {"action": "cancel", "_selected_action": [w.pk for w in workflows]}
+
+    page = admin.post(url("workflow"), chosen, follow=True).content.decode()
+
+    assert "Choose 100 at most" in page
 
 
 def test_a_viewer_of_the_admin_cannot_cancel() -> None:
@@ -214,7 +254,10 @@ def test_a_viewer_of_the_admin_cannot_cancel() -> None:
     client = Client()
     client.force_login(viewer)
 
-    client.post(url("workflow"), {"action": "cancel", "_selected_action": [workflow.pk]})
+    client.post(
+        url("workflow"),
+        {"action": "cancel", "_selected_action": [workflow.pk], "confirmed": "yes"},
+    )
 
     workflow.refresh_from_db()
     assert workflow.state == WorkflowState.RUNNING

@@ -166,6 +166,7 @@ def test_an_operator_registers_shows_and_changes_a_rater(operator: Api) -> None:
         "config": {},
         "version": 1,
         "paused": None,
+        "windows": [],
         "created_at": made.json()["created_at"],
     }
     assert same.status_code == 200

@@ -1,5 +1,9 @@
+import gzip
 import io
 import json
+import tracemalloc
+import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,8 +13,14 @@ from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulfillment import api_bodies
-from fulfillment.errors import BadUpload, FulfillmentError, InvalidFields, MalformedBody
+from fulfillment import api_bodies, decompression
+from fulfillment.errors import (
+    BadUpload,
+    FulfillmentError,
+    InvalidFields,
+    MalformedBody,
+    UploadTooLarge,
+)
 
 # Text with all that JSON can spell: halves of surrogate pairs, noncharacters, backslashes.
 texts = st.text(
@@ -145,3 +155,100 @@ def test_draining_stops_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     api_bodies.drain(sent)
 
     assert len(body.asked) == 3
+
+
+# gzip
+
+
+def gunzipped(body: bytes, places: Sequence[int] = (), *, limit: int = 1 << 30) -> bytes:
+    ends = sorted(place % (len(body) + 1) for place in places)
+    pieces = [body[a:b] for a, b in zip([0, *ends], [*ends, len(body)], strict=True)]
+    return b"".join(decompression.gunzipped(pieces, limit=limit))
+
+
+def refused(body: bytes, *, limit: int = 1 << 30) -> tuple[int, str]:
+    with pytest.raises(FulfillmentError) as refusal:
+        gunzipped(body, limit=limit)
+    return refusal.value.status, refusal.value.code
+
+
+@given(
+    members=st.lists(st.binary(max_size=300) | st.just(b"x" * 200_000), max_size=3),
+    places=st.lists(st.integers(0, 100_000), max_size=6),
+    level=st.sampled_from([0, 1, 9]),
+    padding=st.sampled_from([b"", bytes(100)]),
+)
+def test_members_of_gzip_are_one_stream_wherever_it_is_cut(
+    members: list[bytes], places: list[int], level: int, padding: bytes
+) -> None:
+    body = b"".join(gzip.compress(member, level) for member in members)
+
+    assert gunzipped(body + (padding if body else b""), places) == b"".join(members)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_gzip_or_are_refused(body: bytes) -> None:
+    with suppress(MalformedBody):
+        gunzipped(body)
+    with suppress(MalformedBody):
+        gunzipped(gzip.compress(b"x") + body)
+    with suppress(MalformedBody):
+        gunzipped(gzip.compress(b"x" * 1000)[: len(body)] + body)
+
+
+WHOLE = gzip.compress(b"some text " * 1000, mtime=0)
+
+
+@pytest.mark.parametrize("end", [1, 9, 10, 20, len(WHOLE) - 8, len(WHOLE) - 1])
+def test_gzip_that_breaks_off_is_truncated(end: int) -> None:
+    assert refused(WHOLE[:end]) == (400, "truncated_upload")
+    assert refused(WHOLE + WHOLE[:end]) == (400, "truncated_upload")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no gzip",
+        zlib.compress(b"zlib is not gzip"),
+        WHOLE + b"rubbish",
+        WHOLE[:-8] + bytes([WHOLE[-8] ^ 1]) + WHOLE[-7:],
+        WHOLE[:-1] + bytes([WHOLE[-1] ^ 1]),
+        WHOLE[:12] + bytes([WHOLE[12] ^ 255]) + WHOLE[13:],
+    ],
+)
+def test_broken_gzip_is_told_apart(body: bytes) -> None:
+    assert refused(body) == (400, "bad_encoding")
+
+
+def test_what_comes_out_is_limited_to_the_byte() -> None:
+    assert len(gunzipped(WHOLE, limit=10_000)) == 10_000
+    assert refused(WHOLE, limit=9_999) == (413, "decompressed_too_large")
+
+
+def test_a_bomb_does_not_fill_memory() -> None:
+    bomb = gzip.compress(bytes(64 << 20))
+
+    sizes: list[int] = []
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(UploadTooLarge):
+            sizes.extend(map(len, decompression.gunzipped([bomb], limit=32 << 20)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert max(sizes) <= decompression.PIECE
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x-gzip"])
+def test_a_json_body_may_be_gzip_too(encoding: str) -> None:
+    sent = request(gzip.compress(b'[{"a": 1}]'), HTTP_CONTENT_ENCODING=encoding)
+
+    assert list(api_bodies.json_rows(sent, limit=100)) == [b'{"a": 1}\n']
+    with pytest.raises(UploadTooLarge) as refusal:
+        api_bodies.json_object(
+            request(gzip.compress(b" " * 1000), HTTP_CONTENT_ENCODING="gzip"), limit=100
+        )
+    assert refusal.value.code == "decompressed_too_large"

@@ -1,10 +1,12 @@
 """Uploads over real sockets to a real gunicorn: chunked bodies, dead clients, refusals."""
 
+import gzip
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -14,7 +16,9 @@ import orjson
 import pytest
 from django.db import connection
 
-from fulfillment.models import RatingRequest, Upload, Workflow
+from fulfillment.clock import database_now
+from fulfillment.models import Event, RatingRequest, Upload, Workflow, WorkflowStats
+from fulfillment.policy.lifecycle import WorkflowState
 from tests import builders
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,6 +52,7 @@ def port(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Ite
             **os.environ,
             "DATABASE_URL": urlunsplit(parts._replace(path=f"/{name}")),
             "AIRS_MAX_UPLOAD_BYTES": str(LIMIT),
+            "AIRS_EVENT_FOLLOWERS": "1",
             "PYTHONPATH": os.getcwd(),
         },
         stdout=subprocess.PIPE,
@@ -142,6 +147,19 @@ def test_uploads_over_real_sockets(wire: Wire, port: int) -> None:
     Workflow.objects.all().delete()
     Upload.objects.all().delete()
 
+    # Gzip, cut in the middle of everything.
+    zipped = gzip.compress(rows)
+    wire.head("POST", CREATE, NDJSON, CHUNKED, "Content-Encoding: gzip")
+    for start in range(0, len(zipped), 13):
+        wire.chunk(zipped[start : start + 13])
+    wire.socket.sendall(b"0\r\n\r\n")
+    answer = wire.answer()
+    assert answer is not None
+    assert (answer[0], answer[1]["accepted"]) == (202, 20)
+    assert wire.lives()
+    Workflow.objects.all().delete()
+    Upload.objects.all().delete()
+
     # A length in advance.
     wire.head("POST", CREATE, NDJSON, f"Content-Length: {len(rows)}", "Expect: 100-continue")
     assert wire.answer() == (100, None)
@@ -157,7 +175,7 @@ def test_uploads_over_real_sockets(wire: Wire, port: int) -> None:
     for head, token, expected in (
         ([f"Content-Length: {LIMIT}", NDJSON], "nonsense", (401, "invalid_token")),
         (
-            [f"Content-Length: {LIMIT}", "Content-Type: text/csv"],
+            [f"Content-Length: {LIMIT}", "Content-Type: text/tab-separated-values"],
             None,
             (415, "unsupported_media_type"),
         ),
@@ -174,6 +192,13 @@ def test_uploads_over_real_sockets(wire: Wire, port: int) -> None:
         wire.chunk(rows)
     wire.socket.sendall(b"0\r\n\r\n")
     assert refused(wire.answer()) == (413, "payload_too_large")
+    assert wire.lives()
+
+    # A small body that unfolds to too much.
+    bomb = gzip.compress(rows * (LIMIT // len(rows) + 1))
+    wire.head("POST", CREATE, NDJSON, "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
+    wire.socket.sendall(bomb)
+    assert refused(wire.answer()) == (413, "decompressed_too_large")
     assert wire.lives()
 
     # Clients that die: what they sent counts for nothing.
@@ -206,3 +231,62 @@ def test_an_upload_that_is_refused_while_gigabytes_are_on_their_way_is_closed(wi
 
     assert sent < 1 << 27
     assert nothing_stored()
+
+
+def follow(wire: Wire, workflow: Workflow) -> bytes:
+    """Ask for the event stream of a workflow; return the status line."""
+    wire.head("GET", f"/api/v1/workflows/{workflow.public_id}/events", "Accept: text/event-stream")
+    return wire.received.readline()
+
+
+def read_until(wire: Wire, text: bytes) -> bytes:
+    read = b""
+    while text not in read and (line := wire.received.readline()):
+        read += line
+    return read
+
+
+def finish(workflow: Workflow) -> Event:
+    now = database_now()
+    Workflow.objects.filter(pk=workflow.pk).update(
+        state=WorkflowState.COMPLETED, finished_at=now, closed_at=now
+    )
+    return Event.objects.create(
+        workflow=workflow, round=1, kind="workflow.completed", data={}, created_at=now
+    )
+
+
+def test_a_stream_is_followed_to_its_event_while_others_are_served(wire: Wire, port: int) -> None:
+    workflow = builders.workflow()
+    assert b" 200 " in follow(wire, workflow)
+    assert b'"state":"RUNNING"' in read_until(wire, b"progress") + read_until(wire, b"data:")
+
+    beside = Wire(port)
+    with closing(beside.socket), closing(beside.received):
+        assert beside.lives()
+        assert b" 503 " in follow(beside, workflow)
+    event = finish(workflow)
+
+    assert event.public_id.encode() in read_until(wire, b"event: workflow.completed")
+    assert read_until(wire, b"0\r\n").endswith(b"0\r\n")
+
+
+def test_a_follower_that_hangs_up_gives_its_place_back(wire: Wire, port: int) -> None:
+    workflow = builders.workflow()
+    gone = Wire(port)
+    assert b" 200 " in follow(gone, workflow)
+    read_until(gone, b"data:")
+    gone.received.close()
+    gone.socket.close()
+
+    # Each change is a write, and a write finds out.
+    for completed in range(1, 40):
+        WorkflowStats.objects.update(received=40, completed=completed)
+        again = Wire(port)
+        with closing(again.socket), closing(again.received):
+            if b" 200 " in follow(again, workflow):
+                break
+        threading.Event().wait(0.25)
+    else:
+        pytest.fail("the place was never given back")
+    finish(workflow)

@@ -11,10 +11,12 @@ import pytest
 from django.db import connection
 from pytest_django import Settings
 
-from fulfillment import archive, intake, leases, raters, retention
+from fulfillment import archive, expiry, intake, leases, purging, raters
 from fulfillment.clock import database_now
-from fulfillment.models import Batch, Rater, RaterVersion, Rating, Workflow
+from fulfillment.models import Rater, RaterVersion, Rating, Workflow
+from fulfillment.policy.freshness import BUFFER, fresh_after
 from fulfillment.policy.lifecycle import WorkflowState
+from fulfillment.purging import Criteria
 from tests import builders
 from tests.builders import DIRECTORY, MODEL, NOW, RATER, Api, ndjson, row
 from tests.rating_queue import Replica, boot, check_all, counts_add_up, queue, rated, take
@@ -67,6 +69,7 @@ def test_an_entry_is_the_rating_as_it_was_stored() -> None:
     assert found == {
         A.hex: archive.Entry(
             rating_id=stored.pk,
+            workflow_id=0,
             score=-0.25,
             label="Fully meets",
             output='{"n": [1, 2.5], "why": "wörk"}',
@@ -100,9 +103,7 @@ def test_a_rating_is_fresh_while_its_age_is_below_the_freshness(
     age: timedelta, fresh: bool
 ) -> None:
     rating(at=NOW - age)
-    after = archive.fresh_after(
-        now=NOW, freshness_s=100, max_age_s=None, accepted_at=NOW, bypass=False
-    )
+    after = fresh_after(now=NOW, freshness_s=100, max_age_s=None, accepted_at=NOW, bypass=False)
 
     assert bool(looked_up(A, after=after, now=NOW)) == fresh
 
@@ -121,7 +122,7 @@ def test_a_rating_is_fresh_while_its_age_is_below_the_freshness(
 def test_what_is_taken_must_be_younger_than_all_limits(
     max_age_s: int | None, bypass: bool, expected: datetime
 ) -> None:
-    after = archive.fresh_after(
+    after = fresh_after(
         now=NOW,
         freshness_s=100,
         max_age_s=max_age_s,
@@ -180,117 +181,6 @@ def test_looking_up_a_chunk_reads_the_index_and_not_the_archive() -> None:
     assert not any("Seq Scan" in line for line in plans), plans
 
 
-# What is erased
-
-
-@pytest.fixture
-def versions() -> list[RaterVersion]:
-    """Two versions of one rater and one of another."""
-    one, other = builders.rater("one"), builders.rater("other")
-    return [
-        builders.version(one),
-        builders.version(one, number=2, model_version="v2"),
-        builders.version(other),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("criteria", "left"),
-    [
-        (lambda v: {"rater_id": "one"}, [4, 5]),
-        (lambda v: {"rater_id": "other"}, [0, 1, 2, 3]),
-        (lambda v: {"rater_id": "nobody"}, [0, 1, 2, 3, 4, 5]),
-        (lambda v: {"version_id": v[1].pk}, [0, 1, 4, 5]),
-        (lambda v: {"before": NOW}, [1, 3, 5]),
-        (lambda v: {"before": NOW + MICROSECOND}, []),
-        (lambda v: {"rater_id": "one", "before": NOW}, [1, 3, 4, 5]),
-        (lambda v: {"version_id": v[0].pk, "before": NOW}, [1, 2, 3, 4, 5]),
-        (lambda v: {"rater_id": "other", "version_id": v[0].pk}, [0, 1, 2, 3, 4, 5]),
-    ],
-)
-@pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_a_purge_erases_what_meets_all_its_criteria(
-    criteria: Callable[[Sequence[RaterVersion]], dict[str, Any]],
-    left: list[int],
-    chunk: int,
-    versions: list[RaterVersion],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(archive, "_CHUNK", chunk)
-    ids = [
-        rating(version=version, at=at).pk for version in versions for at in (NOW - MICROSECOND, NOW)
-    ]
-
-    erased = archive.purge(**criteria(versions))
-
-    assert kept() == [ids[place] for place in left]
-    assert erased == len(ids) - len(left)
-
-
-def test_a_purge_of_nothing_in_particular_is_refused() -> None:
-    rating()
-
-    with pytest.raises(ValueError, match="needs a rater"):
-        archive.purge()
-    assert Rating.objects.count() == 1
-
-
-@pytest.mark.parametrize("chunk", [2, 100])
-def test_ratings_are_erased_after_their_raters_freshness_and_the_buffer(
-    chunk: int, versions: list[RaterVersion], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "_CHUNK", chunk)
-    Rater.objects.filter(pk="one").update(freshness_s=3_600)
-    Rater.objects.filter(pk="other").update(freshness_s=86_400)
-    hour = NOW - timedelta(hours=1) - archive.BUFFER
-    day = NOW - DAY - archive.BUFFER
-    due = [rating(version=versions[2], at=day - MICROSECOND)]
-    stays = [rating(version=versions[2], at=day), rating(version=versions[0], at=hour)]
-    due += [rating(version=v, at=hour - MICROSECOND, reusable=False) for v in versions[:2]]
-    stays += [rating(version=versions[2], at=hour - MICROSECOND)]
-    stays += [rating(version=versions[1], at=NOW) for _ in range(5)]
-
-    assert archive.retain(now=NOW) == len(due)
-    assert kept() == [r.pk for r in stays]
-    assert archive.retain(now=NOW) == 0
-
-
-def test_a_rating_stored_after_younger_ones_is_found(
-    versions: list[RaterVersion], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "_CHUNK", 2)
-    Rater.objects.update(freshness_s=3_600)
-    limit = NOW - timedelta(hours=1) - archive.BUFFER
-    for _ in range(4):
-        rating(version=versions[0], at=limit + timedelta(hours=20))
-    rating(version=versions[0], at=limit - MICROSECOND)
-
-    assert archive.retain(now=NOW) == 1
-
-
-def test_retention_reads_the_oldest_ratings_and_not_the_archive(
-    versions: list[RaterVersion], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "_CHUNK", 2)
-    for age in range(100, 0, -1):
-        rating(version=versions[0], at=NOW - age * DAY)
-    statements = 0
-
-    def count(execute: Any, sql: str, *rest: Any) -> Any:
-        nonlocal statements
-        statements += "fulfillment_rating " in sql
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(count):
-        archive.retain(now=NOW)
-
-    assert statements <= 2
-
-
-def test_an_archive_without_raters_has_nothing_to_erase() -> None:
-    assert archive.retain(now=NOW) == 0
-
-
 # I13: what a finished workflow answers never changes
 
 
@@ -347,22 +237,27 @@ def scores(of: Workflow) -> set[float]:
     return {record["score"] for record in builders.records(answer)}
 
 
+def purged(**criteria: Any) -> None:
+    now = database_now()
+    purge = purging.begin(Criteria(**criteria), dry_run=False, actor="op", now=now)
+    assert purging.advance(purge.pk, now=now, most_steps=10).ratings == 7
+
+
 def purged_by_rater() -> None:
-    assert archive.purge(rater_id=RATER) == 7
+    purged(rater=RATER)
 
 
 def purged_by_version() -> None:
-    assert archive.purge(version_id=RaterVersion.objects.get().pk) == 7
+    purged(rater=RATER, version=1)
 
 
 def purged_by_time() -> None:
-    assert archive.purge(before=database_now()) == 7
+    purged(before=database_now())
 
 
 def expired() -> None:
-    retention.run_once(database_now() + timedelta(days=90) + archive.BUFFER + DAY)
+    expiry.retain(now=database_now() + timedelta(days=90) + BUFFER + DAY)
     assert not Rating.objects.exists()
-    assert not Batch.objects.exists()
 
 
 def a_new_version() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from fulfillment import completion, leases
+from fulfillment import control, leases
 from fulfillment.clock import database_now
-from fulfillment.completion import cancel, check, close, fold
+from fulfillment.completion import check
+from fulfillment.control import cancel, close, pause
 from fulfillment.errors import Conflict, NotFound
+from fulfillment.folding import fold
 from fulfillment.leases import Finish, Taken
 from fulfillment.models import (
     Batch,
@@ -83,16 +85,24 @@ def test_a_workflow_ends_when_nothing_is_open() -> None:
 
 
 @pytest.mark.parametrize("state", [WorkflowState.OPEN, WorkflowState.PAUSED])
-def test_an_open_or_paused_workflow_does_not_end(state: WorkflowState) -> None:
-    workflow, _, (taken,) = started("a")
+def test_a_workflow_that_takes_rows_does_not_end(state: WorkflowState) -> None:
+    workflow, _, (taken,) = started("a", state=WorkflowState.OPEN)
     leases.finish([rated(taken)])
-    Workflow.objects.update(
-        state=state, closed_at=None if state == WorkflowState.OPEN else database_now()
-    )
+    Workflow.objects.update(state=state)
 
     assert not check(workflow.pk)
     check_all()
     assert not Event.objects.exists()
+
+
+def test_a_closed_workflow_ends_while_it_is_paused() -> None:
+    workflow, _, (taken,) = started("a")
+    pause(workflow_id=workflow.pk)
+    leases.finish([rated(taken)])
+
+    check_all()
+
+    assert finished(workflow) == "COMPLETED"
 
 
 def test_closing_a_workflow_with_nothing_open_ends_it() -> None:
@@ -380,7 +390,7 @@ def test_many_batches_are_swept_in_chunks() -> None:
 def test_a_cancel_sweeps_so_much_within_the_call_and_the_checker_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(completion, "SWEPT_IN_CALL", 500)
+    monkeypatch.setattr(control, "DONE_IN_CALL", 500)
     workflow = submit(names(1_000), batch_size=1)
 
     cancelled = cancel(workflow_id=workflow.pk)
@@ -514,13 +524,10 @@ def test_many_batches_time_out_in_chunks() -> None:
 
 @pytest.mark.parametrize("state", [WorkflowState.OPEN, WorkflowState.RUNNING, WorkflowState.PAUSED])
 def test_max_duration_ends_everything(state: WorkflowState) -> None:
-    workflow, _, (one, two) = started("a", "b", batch_size=1)
+    before = WorkflowState.OPEN if state == WorkflowState.OPEN else WorkflowState.RUNNING
+    workflow, _, (one, two) = started("a", "b", batch_size=1, state=before)
     leases.finish([rated(one)])
-    Workflow.objects.update(
-        state=state,
-        ends_at=database_now(),
-        closed_at=None if state == WorkflowState.OPEN else database_now(),
-    )
+    Workflow.objects.update(state=state, ends_at=database_now())
 
     check_all()
 

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from django.db import connection, transaction
 from pytest_django import Settings
 
 from fulfillment import (
-    archive,
+    backlog,
     completion,
+    control,
     copying,
     documents,
     ingest,
@@ -521,7 +523,11 @@ def test_a_workflow_keeps_the_version_it_was_made_with() -> None:
     assert requests(second)[0].fingerprint.hex == key_of(row(2), new)
 
 
-def test_a_full_backlog_refuses_new_work_but_not_what_was_taken_before(settings: Settings) -> None:
+def test_a_full_backlog_refuses_new_work_but_not_what_was_taken_before(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "BELIEVED_S", 0)
+    monkeypatch.setattr(backlog, "_counted", backlog._Count())
     workflow = opened()
     first = submit(rows(1), key="k")
     settings.AIRS_MAX_BACKLOG_BYTES = 1
@@ -571,6 +577,23 @@ def test_the_same_key_with_anything_else_is_a_conflict(other: Callable[[], Any])
 
     assert (error.status, error.code) == (409, "idempotency_conflict")
     assert RatingRequest.objects.count() == 1
+
+
+def test_a_release_may_add_fields_between_a_kill_and_the_resume() -> None:
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class WiderForm(WorkflowForm):
+        added: str = "as before"
+
+    def send(form: WorkflowForm) -> Submission:
+        return intake.submit(
+            form=form, body=body(SENT), owner="alice", idempotency_key="k", close=True
+        )
+
+    killed_after_chunks(1, lambda: send(WorkflowForm(rater=RATER, priority=70)))
+
+    assert send(WiderForm(rater=RATER, priority=70)).answer["accepted"] == 12
+    error = refused(lambda: send(WiderForm(rater=RATER, priority=70, added="new")), Conflict)
+    assert error.code == "idempotency_conflict"
 
 
 def test_keys_belong_to_their_owner_and_no_key_is_no_key() -> None:
@@ -675,20 +698,20 @@ def test_killed_inside_a_copy_nothing_of_its_chunk_stays(
     dies_at = 3 * chunks + ["requests", "batches", "payloads"].index(copy)
     real, calls = copying.copy, 0
 
-    def torn(cursor: Any, table: str, columns: Any, records: Any) -> None:
+    def torn(cursor: Any, table: str, columns: Any, records: Any) -> int:
         nonlocal calls
         if calls == dies_at:
             real(cursor, table, columns, list(records)[:1])
             raise Killed
         calls += 1
-        real(cursor, table, columns, records)
+        return real(cursor, table, columns, records)
 
     with monkeypatch.context() as patch:
         patch.setattr(copying, "copy", torn)
         with pytest.raises(Killed):
             submit(SENT, key="k")
     half = Upload.objects.get(key="k")
-    assert half.chunks == chunks
+    assert half.rows_done == CHUNK * chunks
     assert RatingRequest.objects.filter(workflow=half.workflow).count() == CHUNK * chunks
 
     done = submit(SENT, key="k")
@@ -731,7 +754,7 @@ def test_a_changed_archive_between_kill_and_resume_changes_only_what_is_still_to
     rate(row(0))
     rate(row(4))
     killed_after_chunks(1, lambda: submit(SENT, key="k"))
-    archive.purge(rater_id=RATER)
+    Rating.objects.all().delete()
 
     done = submit(SENT, key="k")
 
@@ -950,7 +973,7 @@ def test_a_close_waits_for_a_chunk_and_then_says_that_rows_are_coming_in() -> No
     with threads(2) as pool:
         adding = pool.submit(pause.during, lambda: append(workflow, rows(*range(6))))
         pause.wait()
-        closing = pool.submit(refused, lambda: completion.close(workflow_id=workflow.pk), Conflict)
+        closing = pool.submit(refused, lambda: control.close(workflow_id=workflow.pk), Conflict)
         until_blocked(closing)
         pause.end()
         error, done = closing.result(PATIENCE_S), adding.result(PATIENCE_S)
@@ -1070,7 +1093,7 @@ def test_close_during_an_append_is_in_progress_until_it_is_silent_for_a_minute()
     killed_after_chunks(1, lambda: append(workflow, SENT, key="k"))
 
     def close() -> Workflow:
-        return completion.close(workflow_id=workflow.pk)
+        return control.close(workflow_id=workflow.pk)
 
     assert refused(close, Conflict).code == "upload_in_progress"
     Upload.objects.filter(finished_at=None).update(
@@ -1083,7 +1106,7 @@ def test_close_during_an_append_is_in_progress_until_it_is_silent_for_a_minute()
     assert len(requests(workflow)) == 1 + CHUNK
 
 
-@pytest.mark.parametrize("end", [completion.close, completion.cancel])
+@pytest.mark.parametrize("end", [control.close, control.cancel])
 def test_a_workflow_that_is_closed_or_cancelled_takes_no_more_rows(
     end: Callable[..., Workflow],
 ) -> None:
@@ -1100,7 +1123,7 @@ def test_a_workflow_that_is_closed_or_cancelled_takes_no_more_rows(
 def test_a_finished_append_is_answered_again_after_the_close() -> None:
     workflow = opened()
     first = append(workflow, rows(1), key="k")
-    completion.close(workflow_id=workflow.pk)
+    control.close(workflow_id=workflow.pk)
 
     again = append(workflow, rows(1), key="k")
 
@@ -1111,7 +1134,7 @@ def test_a_finished_append_is_answered_again_after_the_close() -> None:
 def test_a_cancel_between_chunks_stops_an_append() -> None:
     workflow = opened()
     killed_after_chunks(1, lambda: append(workflow, SENT, key="k"))
-    completion.cancel(workflow_id=workflow.pk)
+    control.cancel(workflow_id=workflow.pk)
 
     error = refused(lambda: append(workflow, SENT, key="k"), Conflict)
 
@@ -1161,7 +1184,7 @@ def test_an_open_workflow_of_hits_only_waits_for_its_close() -> None:
     workflow.refresh_from_db()
     assert workflow.state == WorkflowState.OPEN
 
-    assert completion.close(workflow_id=workflow.pk).state == WorkflowState.COMPLETED
+    assert control.close(workflow_id=workflow.pk).state == WorkflowState.COMPLETED
 
 
 # Progress

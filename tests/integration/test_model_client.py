@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests import fakes
 from tests.fakes import Step, closed_port, instant_oip, oip, refusal, scripted
-from workers.autoraters import OipAnswer, OipCall
+from workers.autoraters import ChatAnswer, ChatCall, OipAnswer, OipCall
 from workers.model_client import CallOutcome, CallResult, Endpoint, ModelClient
 from workers.model_client.answers import read_answer
 from workers.model_client.wire import MAX_ANSWER_BYTES
@@ -56,7 +56,7 @@ def call_of(rows: int) -> OipCall:
     )
 
 
-async def send(client: ModelClient, endpoint: Endpoint, call: OipCall) -> CallResult:
+async def send(client: ModelClient, endpoint: Endpoint, call: OipCall) -> CallResult[OipAnswer]:
     return await client.infer(
         endpoint, call, rows=call.rows, expected_version="", priority=50, timeout_s=5.0
     )
@@ -72,7 +72,7 @@ async def infer(
     timeout_s: float = 5.0,
     own_timeout_s: float = 60.0,
     **endpoint: Any,
-) -> CallResult:
+) -> CallResult[OipAnswer]:
     return await client.infer(
         Endpoint(url=url, model_name="m", timeout_s=own_timeout_s, **endpoint),
         call_of(rows),
@@ -83,12 +83,28 @@ async def infer(
     )
 
 
-def ask(url: str, **how: Any) -> CallResult:
+async def chat(
+    client: ModelClient, url: str, *, priority: int = 50, timeout_s: float = 5.0, **endpoint: Any
+) -> CallResult[ChatAnswer]:
+    return await client.chat(
+        Endpoint(url=url, model_name="org/m", **endpoint),
+        ChatCall(
+            messages=[{"role": "user", "content": "rate it"}],
+            options={"temperature": 0},
+            notes={"row": 7},
+        ),
+        expected_version="",
+        priority=priority,
+        timeout_s=timeout_s,
+    )
+
+
+def ask(url: str, **how: Any) -> CallResult[OipAnswer]:
     """One call by a fresh client."""
     return with_client(lambda client: infer(client, url, **how))
 
 
-def answered(*steps: Step, ready: Step | None = None, **how: Any) -> CallResult:
+def answered(*steps: Step, ready: Step | None = None, **how: Any) -> CallResult[OipAnswer]:
     """What one call comes to when the server does this."""
     with scripted(*steps, ready=ready) as server:
         return ask(server.url, **how)
@@ -214,7 +230,7 @@ def test_cookies_are_not_kept() -> None:
         (425, "transient", "transient", "http_425"),
         (429, "overload", "overload", "rate_limited"),
         (500, "transient", "transient", "http_500"),
-        (501, "permanent", "split", "not_implemented"),
+        (501, "permanent", "permanent", "not_implemented"),
         (502, "transient", "transient", "http_502"),
         (503, "overload", "overload", "unavailable"),
         (504, "transient", "transient", "http_504"),
@@ -231,16 +247,23 @@ def test_a_status_decides_what_happens_next(
     body = b"" if status == 204 else b'{"error":"no"}'
     step = Step(status=status, body=body, headers={"Location": "/v2/elsewhere"})
 
-    async def both(client: ModelClient, url: str) -> tuple[CallResult, CallResult]:
-        return await infer(client, url, rows=1), await infer(client, url, rows=12)
+    async def each(
+        client: ModelClient, url: str
+    ) -> tuple[CallResult[OipAnswer], CallResult[OipAnswer], CallResult[ChatAnswer]]:
+        return (
+            await infer(client, url, rows=1),
+            await infer(client, url, rows=12),
+            await chat(client, url),
+        )
 
     with scripted(step) as server:
-        one, several = with_client(lambda client: both(client, server.url))
+        one, several, judged = with_client(lambda client: each(client, server.url))
 
-    assert (one.outcome, several.outcome) == (one_row, several_rows)
-    assert one.code == several.code == code
+    assert (one.outcome, several.outcome, judged.outcome) == (one_row, several_rows, one_row)
+    assert one.code == several.code == judged.code == code
     assert one.answer is None
-    assert len(server.seen) == 2
+    assert judged.answer is None
+    assert len(server.seen) == 3
 
 
 @pytest.mark.parametrize("status", [400, 413, 422, 429, 500, 503, 200])
@@ -324,7 +347,7 @@ def test_a_server_that_says_it_is_not_ready_is_warming(status: int, error: str) 
 
 
 def test_a_wordless_503_is_asked_for_its_health_at_most_once_a_second() -> None:
-    async def thrice(client: ModelClient, url: str) -> list[CallResult]:
+    async def thrice(client: ModelClient, url: str) -> list[CallResult[OipAnswer]]:
         return [await infer(client, url) for _ in range(3)]
 
     with scripted(Step(status=503), ready=Step(status=503)) as server:
@@ -525,7 +548,9 @@ def test_no_call_is_made_without_time() -> None:
 
 
 def test_a_call_that_hangs_holds_up_no_other() -> None:
-    async def both(client: ModelClient, slow: str, good: str) -> tuple[CallResult, CallResult]:
+    async def both(
+        client: ModelClient, slow: str, good: str
+    ) -> tuple[CallResult[OipAnswer], CallResult[OipAnswer]]:
         hanging = asyncio.create_task(infer(client, slow, timeout_s=0.7))
         quick = await infer(client, good)
         assert not hanging.done()
@@ -539,7 +564,7 @@ def test_a_call_that_hangs_holds_up_no_other() -> None:
 
 
 def test_a_cancelled_call_leaves_the_client_fit_for_use() -> None:
-    async def use(client: ModelClient, slow: str, good: str) -> CallResult:
+    async def use(client: ModelClient, slow: str, good: str) -> CallResult[OipAnswer]:
         hanging = asyncio.create_task(infer(client, slow))
         await infer(client, good)
         hanging.cancel()
@@ -643,7 +668,7 @@ def test_one_connection_serves_calls_in_a_row() -> None:
 
 
 def test_no_more_connections_are_opened_than_allowed() -> None:
-    async def many(url: str) -> list[CallResult]:
+    async def many(url: str) -> list[CallResult[OipAnswer]]:
         client = ModelClient(clock=lambda: NOW, max_connections_per_host=2)
         try:
             return await asyncio.gather(*[infer(client, url) for _ in range(12)])
@@ -658,7 +683,7 @@ def test_no_more_connections_are_opened_than_allowed() -> None:
 
 
 def test_a_server_may_close_its_connections_between_calls() -> None:
-    async def many(client: ModelClient, url: str) -> list[CallResult]:
+    async def many(client: ModelClient, url: str) -> list[CallResult[OipAnswer]]:
         return [await infer(client, url) for _ in range(20)]
 
     good = oip(1.0)
@@ -669,7 +694,9 @@ def test_a_server_may_close_its_connections_between_calls() -> None:
 
 
 def test_a_connection_that_breaks_before_an_answer_is_replaced_at_once() -> None:
-    async def twice(client: ModelClient, url: str) -> tuple[CallResult, CallResult]:
+    async def twice(
+        client: ModelClient, url: str
+    ) -> tuple[CallResult[OipAnswer], CallResult[OipAnswer]]:
         return await infer(client, url), await infer(client, url)
 
     with scripted(oip(1.0), Step(reset=True), oip(2.0)) as server:
@@ -705,7 +732,7 @@ def test_an_answer_that_had_begun_is_not_asked_again(cut_after: int, reset: bool
 def test_a_server_that_goes_away_during_a_call_is_not_warming() -> None:
     """It may have died of these rows: were that free of charge, they would kill it for ever."""
 
-    async def use(client: ModelClient, url: str, listener: socket.socket) -> CallResult:
+    async def use(client: ModelClient, url: str, listener: socket.socket) -> CallResult[OipAnswer]:
         asking = asyncio.create_task(infer(client, url))
         loop = asyncio.get_running_loop()
         connection, _ = await loop.sock_accept(listener)
@@ -799,7 +826,7 @@ def test_a_detail_is_one_short_line_for_people() -> None:
     result = answered(Step(status=413, body=page))
 
     assert "HTTP 413 413 Request Entity Too Large pad pad" in result.detail
-    assert len(result.detail) <= 300
+    assert len(result.detail) <= 1_000
     assert result.detail.isprintable()
 
 
@@ -879,7 +906,7 @@ def stub_process(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen
 def test_the_stub_counts_predictions_over_its_deaths(
     stub_process: Callable[[], tuple[subprocess.Popen[str], str]], tmp_path: Path
 ) -> None:
-    async def twice(client: ModelClient, url: str) -> list[CallResult]:
+    async def twice(client: ModelClient, url: str) -> list[CallResult[OipAnswer]]:
         return [await infer(client, url, rows=3, sends_priority=True) for _ in range(2)]
 
     first, url = stub_process()
@@ -907,3 +934,148 @@ def test_the_stub_refuses_what_is_no_call() -> None:
         result = with_client(lambda client: send(client, endpoint, call))
 
     assert (result.outcome, result.code) == (CallOutcome.PERMANENT, "invalid_request")
+
+
+# Chat
+
+
+def chatted(*steps: Step, **how: Any) -> CallResult[ChatAnswer]:
+    with scripted(*steps) as server:
+        return with_client(lambda client: chat(client, server.url, **how))
+
+
+def completion(message: Any, **parts: Any) -> Step:
+    """A step that answers one choice; `parts` replace parts of the answer."""
+    answer = {
+        "object": "chat.completion",
+        "model": "stub",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    } | parts
+    return Step(body=json.dumps(answer).encode())
+
+
+def says(content: Any) -> Step:
+    return completion({"role": "assistant", "content": content})
+
+
+def test_a_chat_call_is_sent_as_the_plug_in_made_it() -> None:
+    with scripted(says("4")) as server:
+        result = with_client(lambda client: chat(client, server.url))
+
+    (seen,) = server.seen
+    assert seen.path == "/v1/chat/completions"
+    assert seen.json() == {
+        "model": "org/m",
+        "messages": [{"role": "user", "content": "rate it"}],
+        "temperature": 0,
+    }
+    assert result.outcome is CallOutcome.SUCCESS
+    assert result.answer == ChatAnswer(
+        content="4", finish_reason="stop", model_version="stub", notes={"row": 7}
+    )
+
+
+@pytest.mark.parametrize(("priority", "said"), [(100, 0), (50, 50), (0, 100)])
+def test_priority_is_sent_in_vllms_direction_where_it_is_known(priority: int, said: int) -> None:
+    with scripted(says("4")) as server:
+        with_client(lambda client: chat(client, server.url, priority=priority, sends_priority=True))
+
+    assert server.seen[0].json()["priority"] == said
+
+
+@pytest.mark.parametrize(
+    ("base", "path"),
+    [
+        ("", "/v1/chat/completions"),
+        ("/v1", "/v1/chat/completions"),
+        ("/v1/", "/v1/chat/completions"),
+        ("/proxy/v1", "/proxy/v1/chat/completions"),
+    ],
+)
+def test_the_base_of_a_chat_server_may_end_in_v1(base: str, path: str) -> None:
+    with scripted(says("4")) as server:
+        with_client(lambda client: chat(client, server.url + base))
+
+    assert server.seen[0].path == path
+
+
+@pytest.mark.parametrize(
+    ("step", "content"),
+    [
+        (says("4"), "4"),
+        (says(""), ""),
+        (says(None), ""),
+        (completion({"role": "assistant"}), ""),
+        (says([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]), "42"),
+    ],
+    ids=["text", "empty", "null", "absent", "parts"],
+)
+def test_the_text_of_an_answer_is_handed_over_as_it_is(step: Step, content: str) -> None:
+    answer = chatted(step).answer
+
+    assert answer is not None
+    assert answer.content == content
+
+
+def test_the_fingerprint_of_a_server_is_part_of_its_version() -> None:
+    answer = chatted(completion({"content": "4"}, system_fingerprint="fp_1")).answer
+
+    assert answer is not None
+    assert answer.model_version == "stub/fp_1"
+
+
+def test_what_the_server_calls_a_refusal_is_handed_over() -> None:
+    answer = chatted(completion({"content": None, "refusal": "unsafe"})).answer
+
+    assert answer is not None
+    assert (answer.content, answer.refusal) == ("", "unsafe")
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (Step(body=b"<html>"), "bad_answer"),
+        (Step(body=b"[]"), "bad_answer"),
+        (Step(body=b'{"error": {"code": 502, "message": "upstream"}}'), "bad_answer"),
+        (Step(body=b"{}"), "incomplete_response"),
+        (completion({}, choices=[]), "incomplete_response"),
+        (completion({}, choices=None), "incomplete_response"),
+        (completion({}, choices=[{}]), "incomplete_response"),
+        (completion({}, choices=["x"]), "incomplete_response"),
+        (completion({}, choices=[{"message": {}}] * 2), "count_mismatch"),
+        (says(4), "bad_type"),
+        (says([{"type": "image"}]), "bad_type"),
+        (says(["x"]), "bad_type"),
+    ],
+)
+def test_an_unusable_chat_answer_is_thrown_away(step: Step, code: str) -> None:
+    result = chatted(step)
+
+    assert (result.outcome, result.code) == (CallOutcome.INCOMPLETE, code)
+
+
+def test_too_many_tokens_in_a_chat_are_permanent_even_with_a_200() -> None:
+    result = chatted(Step(body=b'{"error": {"message": "maximum context length is 5 tokens"}}'))
+
+    assert (result.outcome, result.code) == (CallOutcome.PERMANENT, "context_length_exceeded")
+
+
+def test_a_chat_that_hangs_ends_at_its_limit() -> None:
+    result = chatted(Step(hang=True), timeout_s=0.1)
+
+    assert (result.outcome, result.code) == (CallOutcome.OVERLOAD, "timeout")
+
+
+def test_a_prompt_that_is_no_unicode_is_a_fault_of_its_row() -> None:
+    call = ChatCall(messages=[{"role": "user", "content": "\ud800"}])
+
+    async def send_it(client: ModelClient, url: str) -> CallResult[ChatAnswer]:
+        return await client.chat(
+            Endpoint(url=url, model_name="m"), call, expected_version="", priority=1, timeout_s=5
+        )
+
+    with scripted(says("4")) as server:
+        result = with_client(lambda client: send_it(client, server.url))
+
+    assert (result.outcome, result.code) == (CallOutcome.PERMANENT, "invalid_request")
+    assert not server.seen

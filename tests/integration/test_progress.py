@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from fulfillment import completion, leases, progress
+from fulfillment import control, leases, progress
 from fulfillment.clock import database_now
-from fulfillment.completion import fold
+from fulfillment.folding import fold
 from fulfillment.leases import Finish
 from fulfillment.models import StatsDelta, Workflow
 from tests.rating_queue import (
@@ -49,7 +49,7 @@ def test_progress_follows_a_workflow_from_pending_to_its_end() -> None:
 
     assert counts(workflow) == {"total": 6, "running": 2, "retrying": 2, "completed": 2}
     leases.finish([Finish(taken=cd, failed={0: "x"}, timed_out={1: "deadline"}, calls=2)])
-    completion.cancel(workflow_id=workflow.pk)
+    control.cancel(workflow_id=workflow.pk)
     assert counts(workflow) == {
         "total": 6, "completed": 2, "failed": 1, "timed_out": 1, "cancelled": 2,
     }  # fmt: skip
@@ -68,7 +68,7 @@ def test_items_that_were_swept_are_not_running() -> None:
     dispatcher.run()
     take(dispatcher.take_sent()[0], by=executor)
 
-    completion.cancel(workflow_id=workflow.pk)
+    control.cancel(workflow_id=workflow.pk)
 
     assert counts(workflow) == {"total": 2, "cancelled": 2}
 

@@ -19,7 +19,7 @@ from django.db import transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fulfillment import completion, leases
+from fulfillment import completion, control, ending, folding, leases
 from fulfillment.clock import database_now
 from fulfillment.errors import Conflict
 from fulfillment.leases import Finish, Scored, Taken
@@ -233,13 +233,12 @@ class Play:
         match chance.choice(["cancel", "die in it", "deadline_at", "ends_at", "pause", "resume"]):
             case "cancel":
                 with contextlib.suppress(Conflict):  # it has ended by itself
-                    completion.cancel(workflow_id=workflow)
+                    control.cancel(workflow_id=workflow)
             case "die in it":  # between the cancel and its sweep
-                completion._begin_ending(workflow, EndingReason.CANCELLED, database_now())
-            case "pause":
-                of.filter(state=WorkflowState.RUNNING).update(state=WorkflowState.PAUSED)
-            case "resume":
-                of.filter(state=WorkflowState.PAUSED).update(state=WorkflowState.RUNNING)
+                ending.begin(workflow, EndingReason.CANCELLED, database_now())
+            case "pause" | "resume" as act:
+                with contextlib.suppress(Conflict):
+                    {"pause": control.pause, "resume": control.resume}[act](workflow_id=workflow)
             case what:
                 of.update(**{what: database_now()})
 
@@ -248,7 +247,7 @@ class Play:
             case "check" if self.workflows:
                 completion.check(chance.choice(self.workflows))
             case "fold":
-                completion.fold()
+                folding.fold()
             case _:
                 check_all()
 
@@ -384,7 +383,7 @@ def test_a_storm_of_everything_at_once_keeps_the_laws_and_drains() -> None:
         over.wait(chance.random() * 0.05)
         if what < 0.3:
             with contextlib.suppress(Conflict):  # it has ended by itself
-                completion.cancel(workflow_id=workflow.pk)
+                control.cancel(workflow_id=workflow.pk)
         elif what < 0.5:
             Workflow.objects.filter(pk=workflow.pk).update(deadline_at=database_now())
 

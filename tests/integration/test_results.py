@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulfillment import results
+from fulfillment.exports import text
 from fulfillment.models import Side, Workflow
+from fulfillment.policy.freshness import Look
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source
 from tests import builders
 from tests.builders import NOW
@@ -29,7 +31,7 @@ def pages(workflow: Workflow, *, limit: int, state: str | None = None) -> list[l
 
 def lines(workflow: Workflow, *, state: str | None = None) -> list[dict[str, Any]]:
     page = results.page(workflow, after=None, limit=100, state=state)
-    return [orjson.loads(line) for line in b"".join(results.as_jsonl(page)).splitlines()]
+    return [orjson.loads(line) for line in b"".join(text.jsonl([page])).splitlines()]
 
 
 def test_pages_run_in_input_order_and_hold_each_request_once() -> None:
@@ -47,7 +49,7 @@ def test_a_workflow_without_requests_has_one_empty_page() -> None:
 
 
 def test_a_record_says_where_its_score_came_from_and_how_old_it_was() -> None:
-    workflow = builders.workflow()
+    workflow, earlier = builders.workflow(), builders.workflow()
     builders.request(
         workflow,
         0,
@@ -62,6 +64,9 @@ def test_a_record_says_where_its_score_came_from_and_how_old_it_was() -> None:
         result_id="d1",
         attempts=0,
         warnings=["nul_replaced"],
+        look=Look.HIT,
+        rated_by_id=earlier.pk,
+        extra={"shelf": 7},
     )
 
     (record,) = lines(workflow)
@@ -80,8 +85,11 @@ def test_a_record_says_where_its_score_came_from_and_how_old_it_was() -> None:
         "attempts": 0,
         "rated_at": "2026-11-27T12:00:00Z",
         "age_s": 3 * 86_400,
+        "look": "hit",
+        "rated_by": earlier.public_id,
         "rater_version": "stub-rater@1",
         "warnings": ["nul_replaced"],
+        "extra": {"shelf": 7},
     }
 
 
@@ -160,8 +168,8 @@ def test_a_request_that_ends_between_look_and_read_is_shown_as_it_is() -> None:
 
 def csv_rows(workflow: Workflow) -> list[list[str]]:
     page = results.page(workflow, after=None, limit=100, state=None)
-    text = b"".join(results.as_csv(page, header=True)).decode()
-    return list(csv.reader(io.StringIO(text, newline="")))
+    table = b"".join(text.delimited([page], header=True)).decode()
+    return list(csv.reader(io.StringIO(table, newline="")))
 
 
 def test_csv_keeps_numbers_numbers_and_guards_texts() -> None:
@@ -195,8 +203,11 @@ def test_csv_keeps_numbers_numbers_and_guards_texts() -> None:
         "attempts": "1",
         "rated_at": "2026-11-30T12:00:00Z",
         "age_s": "",
+        "look": "",
+        "rated_by": workflow.public_id,
         "rater_version": "stub-rater@1",
         "warnings": '["nul_replaced"]',
+        "extra": "",
     }
     assert second[header.index("score")] == "0.1"
 
@@ -205,12 +216,13 @@ def test_csv_of_later_pages_has_no_header_and_an_empty_one_only_that() -> None:
     workflow = builders.workflow()
     page = results.page(workflow, after=None, limit=10, state=None)
 
-    assert b"".join(results.as_csv(page, header=False)) == b""
-    assert b"".join(results.as_csv(page, header=True)).decode().strip() == ",".join(results.FIELDS)
+    assert b"".join(text.delimited([page], header=False)) == b""
+    table = b"".join(text.delimited([page], header=True)).decode()
+    assert table.strip() == ",".join(results.FIELDS)
 
 
 @pytest.mark.parametrize(
-    ("text", "cell"),
+    ("value", "cell"),
     [
         ("=1+1", "'=1+1"),
         ("+49 30 1", "'+49 30 1"),
@@ -228,13 +240,13 @@ def test_csv_of_later_pages_has_no_header_and_an_empty_one_only_that() -> None:
         ("", ""),
     ],
 )
-def test_text_that_could_start_a_formula_gets_an_apostrophe(text: str, cell: str) -> None:
-    assert results.safe_text(text) == cell
+def test_text_that_could_start_a_formula_gets_an_apostrophe(value: str, cell: str) -> None:
+    assert text.safe_text(value) == cell
 
 
 @given(st.text())
-def test_taking_one_apostrophe_away_gives_the_text_back(text: str) -> None:
-    assert results.safe_text(text).removeprefix("'") == text
+def test_taking_one_apostrophe_away_gives_the_text_back(value: str) -> None:
+    assert text.safe_text(value).removeprefix("'") == value
 
 
 def test_a_page_is_read_in_steps_of_bounded_size(
@@ -247,6 +259,6 @@ def test_a_page_is_read_in_steps_of_bounded_size(
     page = results.page(workflow, after=None, limit=10, state=None)
 
     with django_assert_num_queries(3):
-        parts = list(results.as_jsonl(page))
+        parts = list(text.jsonl([page]))
 
     assert [part.count(b"\n") for part in parts] == [2, 2, 1]

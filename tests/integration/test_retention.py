@@ -8,28 +8,38 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection, models
+from django.contrib.sessions.models import Session
+from django.db import connection, models, transaction
 from pytest_django import Settings
 
-from fulfillment import completion, intake, raters, retention, spool
+from fulfillment import backlog, control, erasing, folding, intake, raters, retention, spool
 from fulfillment.clock import database_now
+from fulfillment.errors import Conflict
 from fulfillment.intake import Body, Submission, WorkflowForm
 from fulfillment.models import (
     Batch,
     BatchPayload,
+    Delivery,
+    DeliveryAttempt,
+    Erasure,
+    Event,
     ExecutorBoot,
     FailedFlight,
     Rater,
     Rating,
     RatingRequest,
+    ServiceRun,
     StatsDelta,
     Upload,
+    WebhookEndpoint,
     Workflow,
     WorkflowStats,
 )
+from fulfillment.policy.delivery import DeliveryState
 from fulfillment.policy.lifecycle import BatchState, WorkflowState
 from tests import builders
 from tests.builders import MODEL, RATER, ndjson, row
+from tests.rating_queue import threads, until_blocked
 
 pytestmark = pytest.mark.django_db
 with_commits = pytest.mark.django_db(transaction=True)
@@ -37,6 +47,8 @@ with_commits = pytest.mark.django_db(transaction=True)
 CHUNK = 4
 ROWS = [row(n) for n in range(10)]
 SECOND = timedelta(seconds=1)
+PAYLOADS = timedelta(hours=24)
+UPLOADS = timedelta(hours=48)
 MICROSECOND = timedelta(microseconds=1)
 EVERYTHING = (BatchPayload, Batch, RatingRequest, StatsDelta, WorkflowStats, Upload, Workflow)
 
@@ -137,7 +149,7 @@ def held(of: Workflow) -> tuple[int, int, int]:
 def test_batches_and_payloads_go_a_day_after_completion_and_requests_stay(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_CHUNK", chunk)
+    monkeypatch.setattr(erasing, "CHUNK", chunk)
     now = database_now()
     old = [finished(WorkflowState.COMPLETED, ago=timedelta(hours=25), now=now) for _ in range(3)]
     young = finished(WorkflowState.COMPLETED, ago=timedelta(hours=23), now=now)
@@ -150,9 +162,7 @@ def test_batches_and_payloads_go_a_day_after_completion_and_requests_stay(
     assert retention.run_once(now) == 0
 
 
-@pytest.mark.parametrize(
-    ("ago", "stays"), [(retention.PAYLOADS, True), (retention.PAYLOADS + MICROSECOND, False)]
-)
+@pytest.mark.parametrize(("ago", "stays"), [(PAYLOADS, True), (PAYLOADS + MICROSECOND, False)])
 def test_the_day_is_exact(ago: timedelta, stays: bool) -> None:
     now = database_now()
     workflow = finished(WorkflowState.COMPLETED, ago=ago, now=now)
@@ -163,13 +173,48 @@ def test_the_day_is_exact(ago: timedelta, stays: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ago", "stays"), [(timedelta(days=14), True), (timedelta(days=14) + MICROSECOND, False)]
+)
+@pytest.mark.parametrize(
     "state", [WorkflowState.PARTIAL, WorkflowState.FAILED, WorkflowState.CANCELLED]
 )
-def test_what_a_retry_may_need_stays(state: WorkflowState) -> None:
+def test_what_a_retry_may_need_stays_for_two_weeks(
+    state: WorkflowState, ago: timedelta, stays: bool
+) -> None:
     now = database_now()
-    workflow = finished(state, ago=timedelta(days=300), now=now)
+    workflow = finished(state, ago=ago, now=now)
 
     retention.run_once(now)
+
+    assert held(workflow) == ((5, 5, 5) if stays else (0, 0, 5))
+
+
+def test_what_is_gone_cannot_be_retried() -> None:
+    now = database_now()
+    workflow = finished(WorkflowState.FAILED, ago=timedelta(days=15), now=now)
+    retention.run_once(now)
+
+    with pytest.raises(Conflict) as refused:
+        control.retry(workflow_id=workflow.pk)
+
+    assert refused.value.code == "payload_gone"
+
+
+@with_commits
+def test_a_retry_that_comes_first_keeps_its_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention has chosen the workflow; before its first chunk a retry opens it again."""
+    now = database_now()
+    workflow = finished(WorkflowState.PARTIAL, ago=timedelta(days=15), now=now)
+
+    def retried(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith('UPDATE "fulfillment_workflowstats"'):
+            Workflow.objects.filter(pk=workflow.pk).update(
+                state=WorkflowState.REOPENING, round=2, finished_at=None
+            )
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(retried):
+        retention.run_once(now)
 
     assert held(workflow) == (5, 5, 5)
 
@@ -195,6 +240,117 @@ def test_completed_workflows_are_found_among_many_others() -> None:
     assert [held(w)[0] for w in workflows] == [1, 0, 1, 1, 1, 1]
 
 
+def test_erasing_payloads_takes_them_out_of_the_backlog() -> None:
+    now = database_now()
+    workflow = finished(WorkflowState.COMPLETED, ago=timedelta(hours=25), now=now)
+    WorkflowStats.objects.filter(pk=workflow.pk).update(stored_bytes=5_000)
+    other = submit([row(99)]).workflow
+
+    retention.run_once(now)
+
+    assert backlog.stored_bytes() == StatsDelta.objects.get(workflow=other).stored_bytes > 0
+
+
+def test_a_run_erases_no_more_than_its_budget_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasing, "CHUNK", 2)
+    monkeypatch.setattr(retention, "MOST_ROWS", 3)
+    now = database_now()
+    workflow = finished(WorkflowState.COMPLETED, ago=timedelta(hours=25), now=now)
+
+    assert retention.run_once(now) == 3
+    assert held(workflow) == (2, 2, 5)
+    assert retention.run_once(now) == 2
+    assert held(workflow) == (0, 0, 5)
+
+
+# Workflows
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 2_000])
+def test_workflows_go_ninety_days_after_their_end_with_all_they_had(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasing, "CHUNK", chunk)
+    now = database_now()
+    young = finished(WorkflowState.PARTIAL, ago=timedelta(days=90), now=now)
+    running = submit(key="k").workflow
+    before = counts()
+    for state in (WorkflowState.COMPLETED, WorkflowState.CANCELLED):
+        old = finished(state, ago=timedelta(days=90) + MICROSECOND, now=now)
+        Event.objects.create(workflow=old, round=1, kind="x", data={}, created_at=now)
+        StatsDelta.objects.create(workflow=old, attempts=1)
+
+    assert retention.run_once(now)
+
+    after = counts()
+    assert after == {**before, "Batch": 10, "BatchPayload": 10}  # the young one's payloads went
+    assert held(young) == (0, 0, 5)
+    assert held(running) == (10, 10, 10)
+    assert not Event.objects.exists()
+    assert not Erasure.objects.exists()
+
+
+@with_commits
+def test_a_run_that_dies_anywhere_leaves_nothing_that_the_next_does_not_find(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasing, "CHUNK", 2)
+    before = counts()
+    for statement in range(1_000):
+        now = database_now()
+        old = finished(WorkflowState.FAILED, ago=timedelta(days=91), now=now)
+        Event.objects.create(workflow=old, round=1, kind="x", data={}, created_at=now)
+        try:
+            with connection.execute_wrapper(dying_at(statement)):
+                retention.run_once(now)
+        except Killed:
+            # Gone for everybody, or as it was: never half of it.
+            assert not Workflow.objects.exists() or held(old) == (5, 5, 5)
+            retention.run_once(now)
+
+            assert counts() == before, statement
+            assert not Erasure.objects.exists()
+        else:
+            assert counts() == before
+            break
+    assert statement > 15
+
+
+@with_commits
+def test_rows_that_somebody_holds_are_left_to_the_next_run() -> None:
+    now = database_now()
+    marks = [uuid.uuid4() for _ in range(2)]
+    for mark in marks:
+        FailedFlight.objects.create(fingerprint=mark, code="x", failed_at=now - timedelta(hours=1))
+
+    with transaction.atomic():
+        FailedFlight.objects.select_for_update().get(pk=marks[0])
+        with threads(1) as pool:
+            erased = pool.submit(retention.run_once, now).result(10)
+
+    assert erased == 1
+    assert retention.run_once(now) == 1
+
+
+@with_commits
+def test_a_fold_beside_an_erasure_leaves_no_progress_behind() -> None:
+    now = database_now()
+    old = finished(WorkflowState.FAILED, ago=timedelta(days=91), now=now)
+    StatsDelta.objects.create(workflow=old, attempts=1, stored_bytes=1_000)
+
+    with threads(1) as pool:
+        with transaction.atomic():
+            folding.fold()
+            running = pool.submit(retention.run_once, now)
+            until_blocked(running)
+        running.result(10)
+
+    assert not WorkflowStats.objects.exists()
+    assert not Erasure.objects.exists()
+
+
 # Uploads that died
 
 
@@ -203,12 +359,12 @@ def test_completed_workflows_are_found_among_many_others() -> None:
 def test_what_a_dead_upload_left_is_removed_without_a_trace(
     chunks: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_CHUNK", chunk)
+    monkeypatch.setattr(erasing, "CHUNK", chunk)
     other = submit([row(99)])
     before = counts()
     killed(lambda: submit(key="k"), after=chunks)
     now = database_now()
-    silent_for(completion.UPLOAD_SILENCE + SECOND, now)
+    silent_for(control.UPLOAD_SILENCE + SECOND, now)
 
     assert retention.run_once(now)
 
@@ -290,7 +446,7 @@ def test_what_was_taken_over_goes_on_beside_the_janitor() -> None:
 def test_a_janitor_that_dies_anywhere_leaves_nothing_that_the_next_does_not_find(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retention, "_CHUNK", 4)
+    monkeypatch.setattr(erasing, "CHUNK", 4)
     before = counts()
     for statement in range(1_000):
         killed(lambda: submit(key="k"), after=2)
@@ -353,15 +509,49 @@ def test_the_record_of_a_dead_append_goes_after_two_days_and_its_rows_stay() -> 
 def test_idempotency_records_last_two_days() -> None:
     now = database_now()
     first = submit(key="k").workflow
-    Upload.objects.update(finished_at=now - retention.UPLOADS)
+    Upload.objects.update(finished_at=now - UPLOADS)
     retention.run_once(now)
     assert submit(key="k").workflow == first
 
-    Upload.objects.update(finished_at=now - retention.UPLOADS - MICROSECOND)
+    Upload.objects.update(finished_at=now - UPLOADS - MICROSECOND)
     retention.run_once(now)
 
     assert submit(key="k").workflow != first
     assert held(first) == (10, 10, 10)
+
+
+def test_deliveries_that_are_over_go_after_a_month_with_their_log() -> None:
+    now = database_now()
+    event = Event.objects.create(
+        workflow=builders.workflow(), round=1, kind="x", data={}, created_at=now, published_at=now
+    )
+    for days, state in ((31, "DELIVERED"), (29, "GIVEN_UP"), (31, "PENDING")):
+        endpoint = WebhookEndpoint.objects.create(
+            owner="alice",
+            url=f"https://{days}.{state}",
+            secret="x",
+            generated=True,
+            created_at=now,
+        )
+        is_over = state != "PENDING"
+        delivery = Delivery.objects.create(
+            event=event,
+            endpoint=endpoint,
+            receiver="x",
+            body=b"{}",
+            state=DeliveryState[state],
+            began_at=now,
+            due_at=now,
+            created_at=now,
+            finished_at=now - timedelta(days=days) if is_over else None,
+        )
+        DeliveryAttempt.objects.create(delivery=delivery, number=1, started_at=now, duration_s=1)
+
+    assert retention.run_once(now) == 2
+
+    left = Delivery.objects.order_by("pk").values_list("endpoint__url", flat=True)
+    assert list(left) == ["https://29.GIVEN_UP", "https://31.PENDING"]
+    assert DeliveryAttempt.objects.count() == 2
 
 
 @pytest.mark.parametrize(
@@ -373,6 +563,16 @@ def test_idempotency_records_last_two_days() -> None:
             ),
             FailedFlight,
             timedelta(minutes=10),
+        ),
+        (
+            lambda at: ServiceRun.objects.create(name=str(at), ran_at=at),
+            ServiceRun,
+            timedelta(days=1),
+        ),
+        (
+            lambda at: Session.objects.create(session_key=str(at), session_data="", expire_date=at),
+            Session,
+            timedelta(),
         ),
         (
             lambda at: ExecutorBoot.objects.create(

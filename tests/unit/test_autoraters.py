@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from workers.autoraters import OipAnswer, OipCall, Rated, RaterSpec, Unusable
 from workers.autoraters.needs_met import LABELS, NeedsMet
 from workers.autoraters.oip_score import OipScore
+from workers.autoraters.protocol import RendersPrompt
 
 SPEC = RaterSpec(
     rater_id="needs",
@@ -139,6 +140,37 @@ class TestWhatTheyShare:
         (found,) = plugin.check(replace(SPEC, **change))
 
         assert (found.field, found.code) == problem
+
+
+@pytest.mark.parametrize("plugin", [NeedsMet(), OipScore()], ids=lambda plugin: plugin.name)
+class TestPrompt:
+    """What decides at key level `prompt` is what is sent, and what is told of it."""
+
+    SPEC = replace(SPEC, key_level="prompt", config={"max_text_chars": 20})
+
+    def test_the_level_is_supported(self, plugin: NeedsMet | OipScore) -> None:
+        assert isinstance(plugin, RendersPrompt)
+        assert plugin.check(self.SPEC) == []
+
+    def test_pages_of_equal_visible_text_are_equal(self, plugin: NeedsMet | OipScore) -> None:
+        pages = ["<p>to <b>read</b></p>", "<p class='x'>to read</p><script>1</script>"]
+        rows = [{"query_text": "q", "html": page} for page in pages]
+
+        assert len({plugin.prompt(row, self.SPEC) for row in rows}) == 1
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"query_text": "r"}, {"text": "other"}, {"text": "x" * 21}, {"text": "x" * 22}, {}],
+        ids=str,
+    )
+    def test_what_is_sent_or_told_otherwise_differs(
+        self, plugin: NeedsMet | OipScore, other: dict[str, str]
+    ) -> None:
+        one = {"query_text": "q", "text": "x" * 20}
+
+        assert (plugin.prompt({**one, **other}, self.SPEC) == plugin.prompt(one, self.SPEC)) == (
+            not other
+        )
 
 
 def test_needs_met_leaves_the_outputs_to_the_model_and_oip_score_does_not() -> None:

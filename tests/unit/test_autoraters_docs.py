@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workers.autoraters import Autorater, OipAnswer, Rated, RaterSpec, Unusable
+from workers.autoraters import Autorater, OipAnswer, OipCall, Rated, RaterSpec, Unusable
 from workers.autoraters.needs_met import DEFAULT_TEXT_CHARS, LABELS
 from workers.autoraters.oip_score import DEFAULT_TEXT_CHARS as OIP_TEXT_CHARS
 from workers.autoraters.page_text import MAX_HTML_TAGS
@@ -49,6 +49,7 @@ def test_the_printed_plugin_rates_a_batch() -> None:
     ]
 
     call = plugin.prepare(items, SPEC)
+    assert isinstance(call, OipCall)
     answer = OipAnswer(outputs={"probability": [0.75, 0.5, nan]}, notes=call.notes)
     good, untitled, odd = plugin.parse(items, answer, SPEC)
 

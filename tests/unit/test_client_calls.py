@@ -1,6 +1,7 @@
 """`Client` and `AsyncClient` against a real HTTP server."""
 
 import asyncio
+import io
 import json
 import time
 import tracemalloc
@@ -8,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from airs_client import (
@@ -295,6 +297,21 @@ def test_an_id_never_leaves_its_place_in_the_path(api: FakeApi, client: Client) 
     assert api.received[0].path == "/api/v1/workflows/..%2Fraters%3Fx%3D1%23y"
 
 
+def test_events_are_typed(api: FakeApi, client: Client) -> None:
+    event = {
+        "id": "evt_1", "type": "workflow.completed", "round": 2, "data": {"completed": 3},
+        "created_at": "2026-11-30T12:00:00Z",
+    }  # fmt: skip
+    api.events = [event]
+
+    (read,) = client.workflows.events("wf_1")
+
+    assert (read.id, read.type, read.round) == ("evt_1", "workflow.completed", 2)
+    assert read.data == {"completed": 3}
+    assert read.created_at is not None
+    assert read.raw == event
+
+
 def test_raters_and_models_are_typed_and_keep_what_is_new(client: Client) -> None:
     rater, model = client.raters.get("needs_met"), client.models.get("minilm")
 
@@ -321,6 +338,51 @@ def test_the_asynchronous_client_does_the_same(api: FakeApi, rows: Path) -> None
     with Client(api.url, TOKEN) as client:
         client.workflows.submit(rows, rater="needs_met")
     assert len({call.headers["idempotency-key"] for call in api.calls("POST", "/workflows")}) == 1
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_download_has_all_records_whatever_breaks(
+    api: FakeApi, tmp_path: Path, kind: Any
+) -> None:
+    api.ratings = [rating(n) for n in range(5)]
+    parts = {"jsonl": b'"row-4"', "csv": b"row-4,", "parquet": b"of 5 records"}
+
+    async def use(file: IO[bytes]) -> None:
+        async with AsyncClient(api.url, TOKEN, retries=QUICK) as client:
+            await client.workflows.download("wf_1", file, format=kind)
+
+    for name in ("sync", "async"):
+        api.faults = deque(
+            [Answer(body=b"half", withheld=9), Answer(hang_up=True), problem(503, "x", "starting")]
+        )
+        with (tmp_path / name).open("wb") as file:
+            if name == "async":
+                asyncio.run(use(file))
+            else:
+                with Client(api.url, TOKEN, retries=QUICK) as client:
+                    client.workflows.download("wf_1", file, format=kind)
+
+    found = (tmp_path / "sync").read_bytes()
+    assert found == (tmp_path / "async").read_bytes()
+    assert parts[kind] in found
+    assert b"half" not in found
+
+
+def test_a_stream_that_broke_off_in_a_pipe_is_an_error(api: FakeApi) -> None:
+    api.faults = deque([Answer(body=b"half", withheld=9)])
+    pipe = Pipe()
+
+    with Client(api.url, TOKEN, retries=QUICK) as client, pytest.raises(Unreachable):
+        client.workflows.download("wf_1", pipe, format="parquet")
+
+    assert pipe.getvalue() == b"half"
+
+
+class Pipe(io.BytesIO):
+    """Bytes that have gone cannot be taken back."""
+
+    def seekable(self) -> bool:
+        return False
 
 
 def test_rows_may_be_given_as_mappings(api: FakeApi, client: Client) -> None:

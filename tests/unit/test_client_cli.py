@@ -1,5 +1,7 @@
 """The `airs` command against a real HTTP server: what it prints where, and how it ends."""
 
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -84,6 +86,46 @@ def test_submitting_the_same_file_twice_is_one_workflow_unless_told(airs: Airs, 
     assert first.out == second.out == "wf_1\n"
     assert "sent before" in second.err
     assert third.out == "wf_2\n"
+
+
+def test_a_webhook_is_named_and_its_secret_told_beside_the_id(
+    airs: Airs, api: FakeApi, rows: str
+) -> None:
+    ended = airs("submit", rows, "--rater", "needs_met", "--webhook", "https://x.example/hook")
+
+    (call,) = api.calls("POST", "/workflows")
+    assert call.params["webhook_url"] == "https://x.example/hook"
+    assert ended.out == "wf_1\n"
+    assert "https://x.example/hook is signed with whsec_c2VjcmV0" in ended.err
+
+
+@pytest.mark.parametrize("source", ["file", "stdin", "stdin with its format"])
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("suffix", "body", "kind"),
+    [
+        ("jsonl", b'{"query_text": "a"}\n', "application/x-ndjson"),
+        ("csv", b"query_text\na\n", "text/csv"),
+        ("parquet", b"PAR1 and the rest PAR1", "application/vnd.apache.parquet"),
+    ],
+)
+def test_every_format_is_sent_as_what_it_is(
+    airs: Airs, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    suffix: str, body: bytes, kind: str, compressed: bool, source: str,
+) -> None:  # fmt: skip
+    body = gzip.compress(body) if compressed else body
+    name = f"rows.{suffix}" + (".gz" if compressed else "")
+    (tmp_path / name).write_bytes(body)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(body)))
+    options = ["--format", suffix] if source == "stdin with its format" else []
+
+    ended = airs("submit", name if source == "file" else "-", "--rater", "needs_met", *options)
+
+    assert ended.code == 0
+    (call,) = api.calls("POST", "/workflows")
+    assert call.headers["content-type"] == kind
+    assert call.headers.get("content-encoding") == ("gzip" if compressed else None)
+    assert call.digest == hashlib.sha256(body).hexdigest()
 
 
 def test_standard_input_is_sent_like_a_file(
@@ -261,6 +303,38 @@ def test_status_shows_one_workflow_or_lists_them(airs: Airs, api: FakeApi) -> No
     assert one.code == many.code == 0
 
 
+def test_status_shows_the_time_line_and_how_requests_waited(airs: Airs, api: FakeApi) -> None:
+    looked_at = workflow(state="RUNNING", completed=60, eta_s=40)
+    looked_at["timeline"] = {
+        "accepted_at": "2026-01-02T03:04:05Z",
+        "first_dispatch_at": "2026-01-02T03:04:06Z",
+        "last_result_at": "2026-01-02T03:14:07Z",
+    }
+    api.looks = deque([looked_at])
+    api.distributions = {
+        "requests": 300,
+        "looked_at": 50,
+        "exact": False,
+        "waited_s": {"n": 40, "mean": 9.0, "p50": 1.25, "p90": 75.0, "p99": 600.0, "max": 4000.0},
+        "open_s": None,
+        "attempts": {"n": 45, "mean": 1.5, "p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 8.0},
+    }
+
+    shown, as_json = airs("status", "wf_1"), airs("status", "wf_1", "-o", "json")
+
+    assert "ETA             40 s (20 s to 1 min 20 s)" in shown.out
+    assert "first dispatch  2026-01-02 03:04:06 UTC" in shown.out
+    assert "last result     2026-01-02 03:14:07 UTC" in shown.out
+    assert "first result" not in shown.out
+    assert [" ".join(line.split()) for line in shown.out.splitlines()[-4:]] == [
+        "REQUESTS P50 P90 P99 MAX",
+        "waited for a rating 40 1.2 s 1 min 15 s 10 min 00 s 1 h 06 min",
+        "attempts 45 1 2 3 8",
+        "(of 50 requests spread over all 300)",
+    ]
+    assert json.loads(as_json.out)["distributions"] == api.distributions
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -273,6 +347,9 @@ def test_status_shows_one_workflow_or_lists_them(airs: Airs, api: FakeApi) -> No
         ("-o", "json", "raters", "show", "needs_met"),
         ("models", "list", "-o", "json"),
         ("models", "show", "minilm", "-o", "json"),
+        ("archive", "explain", "-r", "needs_met", '{"query": "q"}', "-o", "json"),
+        ("archive", "purge", "-r", "needs_met", "-o", "json"),
+        ("-o", "json", "archive", "purge-state", "prg_1"),
     ],
 )
 def test_json_is_given_everywhere(airs: Airs, api: FakeApi, arguments: tuple[str, ...]) -> None:
@@ -290,6 +367,19 @@ def test_json_keeps_fields_that_this_client_does_not_know(airs: Airs, api: FakeA
     assert json.loads(airs("status", "wf_1", "-o", "json").out)["a_field_of_the_future"] == 1
 
 
+def test_the_archive_is_explained_and_purged(airs: Airs, api: FakeApi) -> None:
+    assert "look         hit" in airs("archive", "explain", "-r", "needs_met", '{"query": "q"}').out
+    started = airs("archive", "purge", "--url", "https://a.example", "--erase")
+
+    assert "airs archive purge-state prg_1" in started.err
+    assert [call.path.removeprefix("/api/v1") for call in api.received] == [
+        "/archive/explain",
+        "/archive/purge",
+    ]
+    assert airs("archive", "explain", "-r", "needs_met", "[1]").code == 2
+    assert airs("archive", "explain", "-r", "needs_met", "{").code == 2
+
+
 def test_raters_and_models_are_listed_and_shown(airs: Airs) -> None:
     assert "needs_met  needs_met  minilm  integrated" in airs("raters", "list").out
     assert "score_max  1.0" in airs("raters", "show", "needs_met").out
@@ -297,11 +387,42 @@ def test_raters_and_models_are_listed_and_shown(airs: Airs) -> None:
     assert "protocol  oip" in airs("models", "show", "minilm").out
 
 
-def test_cancel_ends_the_workflow(airs: Airs, api: FakeApi) -> None:
-    ended = airs("cancel", "wf_1")
+@pytest.mark.parametrize(
+    ("act", "state"),
+    [
+        ("pause", "PAUSED"),
+        ("resume", "RUNNING"),
+        ("cancel", "CANCELLED"),
+        ("complete", "PARTIAL"),
+        ("retry", "RUNNING"),
+    ],
+)
+def test_an_act_upon_a_workflow_says_where_it_stands(
+    airs: Airs, api: FakeApi, act: str, state: str
+) -> None:
+    ended = airs(act, "wf_1")
 
-    assert ended == Ended(0, "wf_1 CANCELLED\n", "")
-    assert len(api.calls("POST", "/workflows/wf_1/cancel")) == 1
+    assert ended == Ended(0, f"wf_1 {state}\n", "")
+    assert len(api.calls("POST", f"/workflows/wf_1/{act}")) == 1
+
+
+def test_a_retry_whose_answer_is_lost_is_repeated_with_its_key(airs: Airs, api: FakeApi) -> None:
+    api.faults = deque([fake_api.Answer(hang_up=True)])
+
+    assert airs("retry", "wf_1").code == 0
+
+    first, second = api.calls("POST", "/workflows/wf_1/retry")
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+
+
+def test_change_sends_what_is_given(airs: Airs, api: FakeApi) -> None:
+    ended = airs("change", "wf_1", "--priority", "90", "--deadline", "2h")
+
+    assert ended == Ended(0, "wf_1 RUNNING\n", "")
+    (call,) = api.calls("PATCH", "/workflows/wf_1")
+    assert call.headers["content-type"] == "application/json"
+    sent = b'{"priority":90,"deadline_s":7200}'
+    assert (call.size, call.digest) == (len(sent), hashlib.sha256(sent).hexdigest())
 
 
 class TestResults:
@@ -323,6 +444,41 @@ class TestResults:
 
         assert ended.out.splitlines()[:2] == ["request_id,state,score", "row-0,COMPLETED,0.0"]
         assert len(ended.out.splitlines()) == 6
+
+    def test_parquet_is_one_file_and_starts_again_where_it_can(
+        self, airs: Airs, api: FakeApi, tmp_path: Path
+    ) -> None:
+        broken = fake_api.Answer(body=b"PAR1 half of it", withheld=20)
+        api.faults = deque([fake_api.Answer(hang_up=True)])
+        assert airs("results", "wf_1", "--format", "parquet").out == "PAR1 of 5 records PAR1"
+        ok = api.answer
+        streams = iter([broken])
+
+        def break_off_once(call: fake_api.Received) -> fake_api.Answer:
+            return next(streams, ok(call)) if call.params.get("format") == "parquet" else ok(call)
+
+        api.answer = break_off_once  # type: ignore[method-assign]
+
+        ended = airs("results", "wf_1", "--format", "parquet", "-o", "ratings.parquet")
+
+        assert (ended.code, ended.out) == (0, "")
+        assert "trying again" in ended.err
+        assert (tmp_path / "ratings.parquet").read_bytes() == b"PAR1 of 5 records PAR1"
+
+    def test_a_refusal_of_a_stream_is_told(self, airs: Airs, api: FakeApi, tmp_path: Path) -> None:
+        ok = api.answer
+
+        def refuse(call: fake_api.Received) -> fake_api.Answer:
+            refused = problem(404, "not_found", "there is no such workflow")
+            return refused if "format" in call.params else ok(call)
+
+        api.answer = refuse  # type: ignore[method-assign]
+
+        ended = airs("results", "wf_1", "--format", "parquet", "-o", "ratings.parquet")
+
+        assert ended.code == 1
+        assert "not_found: there is no such workflow (HTTP 404" in ended.err
+        assert list(tmp_path.iterdir()) == []
 
     def test_o_names_a_file(self, airs: Airs, tmp_path: Path) -> None:
         ended = airs("results", "wf_1", "-o", "ratings.jsonl")
@@ -435,14 +591,11 @@ def test_wrong_usage_ends_with_2_before_anything_is_sent(
         ("raters", "show", "absent"),
         ("models", "show", "absent"),
         ("submit", "rows.jsonl", "--rater", "absent"),
-        ("submit", "rows.csv", "--rater", "needs_met"),
     ],
 )
 def test_what_the_server_refuses_is_shown_as_it_says_with_a_remedy(
-    airs: Airs, rows: str, tmp_path: Path, arguments: tuple[str, ...]
+    airs: Airs, rows: str, arguments: tuple[str, ...]
 ) -> None:
-    (tmp_path / "rows.csv").write_text("query_text\na\n")
-
     ended = airs(*arguments)
 
     assert ended.code == 1

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fulfillment import formats
 from fulfillment.errors import BadUpload
-from fulfillment.formats import Refused, Row, lines, read_ndjson, read_row
+from fulfillment.formats import Refused, Row
+from fulfillment.formats import rows as formats
+from fulfillment.formats.lines import lines
+from fulfillment.formats.ndjson import read_ndjson, read_row
 
 BOM = b"\xef\xbb\xbf"
 GOOD = b'{"query_text":"q"}'
@@ -505,6 +507,18 @@ def test_query_is_an_alias_of_query_text(fields: dict[str, Any], expected: str) 
 
 
 @pytest.mark.parametrize(
+    ("query", "extra"),
+    [("q", None), (None, None), ("other", {"query": "other"}), ({"a": 1}, {"query": {"a": 1}})],
+)
+def test_an_alias_that_says_something_else_is_kept(query: Any, extra: Any) -> None:
+    found = taken(row(query=query))
+
+    assert found.item == {"query_text": "q"}
+    assert found.extra == extra
+    assert taken(row(query=query, n=1)).extra == {**(extra or {}), "n": 1}
+
+
+@pytest.mark.parametrize(
     ("sent", "kept"),
     [("0", 0.0), ("-3", -3.0), ("1e308", 1e308), ("9007199254740993", 9007199254740992.0),
      ("36893488147419103232", 2.0**65), ("1e-400", 0.0)],
@@ -516,15 +530,14 @@ def test_weights_become_doubles(sent: str, kept: float) -> None:
     assert type(found.result_weight) is float
 
 
+keys = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)
 values: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8", exclude_characters="\0")),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

@@ -11,14 +11,18 @@ from fulfillment.policy.lifecycle import (
     DISPATCHED,
     ENDINGS,
     FINISHED,
+    REQUEST_MOVES,
     UNFINISHED,
     WORKFLOW_MOVES,
+    Act,
     BatchState,
     EndingReason,
+    Refusal,
     RequestState,
     Source,
     Tally,
     WorkflowState,
+    act_upon,
     may_move,
     outcome,
 )
@@ -55,7 +59,7 @@ def reachable(moves: Mapping[S, frozenset[S]], start: S) -> set[S]:
     [
         (
             WorkflowState,
-            "RECEIVING OPEN RUNNING PAUSED ENDING COMPLETED PARTIAL FAILED CANCELLED",
+            "RECEIVING OPEN RUNNING PAUSED ENDING COMPLETED PARTIAL FAILED CANCELLED REOPENING",
         ),
         (RequestState, "PENDING COMPLETED FAILED TIMED_OUT CANCELLED"),
         (Source, "ARCHIVE COALESCED MODEL"),
@@ -82,12 +86,23 @@ def test_states_are_finished_or_unfinished() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))
-def test_finished_workflows_move_no_more(state: WorkflowState) -> None:
-    assert not WORKFLOW_MOVES[state]
+def test_finished_workflows_move_only_into_a_new_round(state: WorkflowState) -> None:
+    assert WORKFLOW_MOVES[state] <= {WorkflowState.REOPENING}
 
 
-def test_a_done_batch_moves_no_more() -> None:
-    assert not BATCH_MOVES[BatchState.DONE]
+def test_a_completed_workflow_moves_no_more() -> None:
+    assert not WORKFLOW_MOVES[WorkflowState.COMPLETED]
+
+
+def test_a_done_batch_is_ready_again_in_a_new_round_and_nothing_else() -> None:
+    assert BATCH_MOVES[BatchState.DONE] == {BatchState.READY}
+
+
+def test_a_request_ends_once_and_only_what_did_not_complete_is_opened_again() -> None:
+    assert REQUEST_MOVES.keys() == set(RequestState)
+    assert not REQUEST_MOVES[RequestState.COMPLETED]
+    for state in (RequestState.FAILED, RequestState.TIMED_OUT, RequestState.CANCELLED):
+        assert REQUEST_MOVES[state] == {RequestState.PENDING}
 
 
 @pytest.mark.parametrize("state", sorted(UNFINISHED))
@@ -118,9 +133,17 @@ def test_only_unfinished_workflows_are_dispatched() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [WorkflowState.RECEIVING, WorkflowState.PAUSED, WorkflowState.ENDING]
+    "state",
+    [
+        WorkflowState.RECEIVING,
+        WorkflowState.PAUSED,
+        WorkflowState.ENDING,
+        WorkflowState.REOPENING,
+    ],
 )
-def test_nothing_is_sent_for_uploads_paused_and_ending_workflows(state: WorkflowState) -> None:
+def test_nothing_is_sent_for_uploads_paused_ending_and_reopening_workflows(
+    state: WorkflowState,
+) -> None:
     assert state not in DISPATCHED
 
 
@@ -185,7 +208,77 @@ def test_an_outcome_is_a_move_that_the_checker_may_make(
     tally: Tally, reason: EndingReason | None
 ) -> None:
     before: Iterable[WorkflowState] = (
-        [WorkflowState.ENDING] if reason else [WorkflowState.RUNNING, WorkflowState.ENDING]
+        [WorkflowState.ENDING]
+        if reason
+        else [WorkflowState.RUNNING, WorkflowState.PAUSED, WorkflowState.ENDING]
     )
 
     assert all(may_move(state, outcome(tally, reason)) for state in before)
+
+
+# Acts
+
+acts = st.sampled_from(Act)
+shown = st.sampled_from([state for state in WorkflowState if state is not WorkflowState.RECEIVING])
+
+
+@given(act=acts, state=shown, is_closed=st.booleans(), round=st.integers(1, 3))
+def test_an_act_leads_to_where_a_workflow_may_move(
+    act: Act, state: WorkflowState, is_closed: bool, round: int
+) -> None:
+    target = act_upon(act, state, is_closed=is_closed, round=round)
+
+    assert isinstance(target, Refusal) or target is state or may_move(state, target)
+
+
+@given(act=acts, state=shown, is_closed=st.booleans(), round=st.integers(1, 3))
+def test_an_act_done_twice_is_done_once(
+    act: Act, state: WorkflowState, is_closed: bool, round: int
+) -> None:
+    once = act_upon(act, state, is_closed=is_closed, round=round)
+
+    if not isinstance(once, Refusal):
+        round += once is WorkflowState.REOPENING and once is not state
+        assert act_upon(act, once, is_closed=is_closed, round=round) is once
+
+
+_S = WorkflowState
+
+
+@pytest.mark.parametrize(
+    ("act", "state", "target"),
+    [
+        (Act.PAUSE, _S.OPEN, _S.PAUSED),
+        (Act.PAUSE, _S.RUNNING, _S.PAUSED),
+        (Act.PAUSE, _S.ENDING, Refusal.ENDING),
+        (Act.PAUSE, _S.REOPENING, Refusal.REOPENING),
+        (Act.PAUSE, _S.COMPLETED, Refusal.FINISHED),
+        (Act.RESUME, _S.PAUSED, _S.RUNNING),
+        (Act.RESUME, _S.RUNNING, _S.RUNNING),
+        (Act.RESUME, _S.CANCELLED, Refusal.FINISHED),
+        (Act.CANCEL, _S.PAUSED, _S.ENDING),
+        (Act.CANCEL, _S.ENDING, _S.ENDING),
+        (Act.CANCEL, _S.CANCELLED, _S.CANCELLED),
+        (Act.CANCEL, _S.PARTIAL, Refusal.FINISHED),
+        (Act.COMPLETE, _S.RUNNING, _S.ENDING),
+        (Act.COMPLETE, _S.PARTIAL, _S.PARTIAL),
+        (Act.COMPLETE, _S.CANCELLED, Refusal.FINISHED),
+        (Act.RETRY, _S.PARTIAL, _S.REOPENING),
+        (Act.RETRY, _S.FAILED, _S.REOPENING),
+        (Act.RETRY, _S.CANCELLED, _S.REOPENING),
+        (Act.RETRY, _S.COMPLETED, Refusal.FINISHED),
+        (Act.RETRY, _S.RUNNING, Refusal.UNFINISHED),
+        (Act.RETRY, _S.ENDING, Refusal.ENDING),
+    ],
+)
+def test_what_an_act_leads_to(act: Act, state: _S, target: _S | Refusal) -> None:
+    assert act_upon(act, state, is_closed=True, round=1) is target
+
+
+def test_a_paused_workflow_that_takes_rows_is_resumed_open() -> None:
+    assert act_upon(Act.RESUME, _S.PAUSED, is_closed=False, round=1) is _S.OPEN
+
+
+@pytest.mark.parametrize("state", [_S.RUNNING, _S.PAUSED, _S.REOPENING])
+def test_a_retry_while_its_round_runs_changes_nothing(state: _S) -> None:
+    assert act_upon(Act.RETRY, state, is_closed=True, round=2) is state

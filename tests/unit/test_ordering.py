@@ -13,6 +13,8 @@ from fulfillment.policy.ordering import (
     Load,
     Memory,
     Pick,
+    fill,
+    line_up,
     longest_wait,
     next_batches,
     slack,
@@ -453,3 +455,19 @@ def test_a_class_that_is_not_served_remembers_who_waits_longest() -> None:
 
     assert decision.memory.queues[LOW] == ("bob", "ann")
     assert decision.memory.turns >= {LOW}
+
+
+@given(loads=load_lists, portions=st.lists(st.integers(0, 9), max_size=6), memory=memories)
+def test_one_order_serves_portions_as_it_serves_the_whole(
+    loads: list[Load], portions: list[int], memory: Memory
+) -> None:
+    order = line_up(loads, NOW)
+    whole = fill(order, room=sum(portions), memory=memory)
+
+    taken: Counter[int] = Counter()
+    for room in portions:
+        decision = fill(order, room=room, memory=memory, taken=taken)
+        memory = decision.memory
+        taken.update({pick.workflow_id: pick.batches for pick in decision.picks})
+
+    assert taken == Counter({pick.workflow_id: pick.batches for pick in whole.picks})

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fulfillment import spool
 from fulfillment.errors import BadUpload
+from fulfillment.formats import Format
 from fulfillment.policy.fingerprint import request_digest, url_digest
 from fulfillment.spool import Record, Spool, take_in
 from tests.builders import ndjson, row
@@ -22,6 +23,12 @@ KEY_FIELDS = ("query_text", "url", "title", "html", "text", "context")
 
 def by_query(item: Mapping[str, Any]) -> bytes:
     return request_digest(item["query_text"])
+
+
+@pytest.fixture(params=[0, 2_000, spool.KEPT_BYTES], autouse=True)
+def kept_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a spool says does not depend on how much of it is kept in memory."""
+    monkeypatch.setattr(spool, "KEPT_BYTES", request.param)
 
 
 @pytest.fixture
@@ -157,9 +164,9 @@ def test_an_id_that_stands_twice_refuses_the_file_and_names_both_lines(directory
     error = refusal(body, directory)
 
     assert (error.code, error.status) == ("duplicate_request_id", 422)
-    assert [(e["line"], e["first_line"]) for e in error.errors] == [(6, 3)]
+    assert [(e["line"], e["first_line"], e["request_id"]) for e in error.errors] == [(6, 3, "r2")]
     assert "line 6 " in error.detail
-    assert "line 3;" in error.detail
+    assert "'r2' of line 3;" in error.detail
 
 
 def test_each_repeat_is_named_with_the_first_line_of_its_id(directory: Path) -> None:
@@ -190,13 +197,7 @@ def test_exactly_repeated_ids_are_found(ids: list[str]) -> None:
     digests = bytearray(b"".join(map(request_digest, ids)))
     lines = array("Q", range(1, len(ids) + 1))
 
-    try:
-        spool._refuse_duplicates(digests, lines)
-        found = []
-    except BadUpload as error:
-        found = [(e["line"], e["first_line"]) for e in error.errors]
-
-    assert found == expected
+    assert spool._repeated(digests, lines) == expected
 
 
 def test_ids_that_differ_in_case_or_form_are_different(directory: Path) -> None:
@@ -253,8 +254,23 @@ def test_chunks_end_at_their_row_limit(directory: Path, monkeypatch: pytest.Monk
     assert sizes == [3, 3, 1]
 
 
+@given(done=st.integers(0, 8), before=st.integers(1, 4), after=st.integers(1, 4))
+def test_chunks_go_on_after_any_row_however_they_were_cut_before(
+    done: int, before: int, after: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    body = ndjson([row(n) for n in range(7)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool, "CHUNK_ROWS", before)
+        with spooled(body, tmp_path_factory.getbasetemp()) as taken:
+            whole = records(taken)
+            patch.setattr(spool, "CHUNK_ROWS", after)
+
+            assert [r for chunk in taken.chunks(skip=done) for r in chunk] == whole[done:]
+
+
 def test_chunks_end_when_they_are_big(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "CHUNK_BYTES", 5_000)
+    monkeypatch.setattr(spool, "KEPT_BYTES", 0)
     body = ndjson([row(n, text="x" * (6_000 if n == 2 else 10)) for n in range(5)])
 
     with spooled(body, directory) as taken:
@@ -268,7 +284,7 @@ def test_chunks_end_when_they_are_big(directory: Path, monkeypatch: pytest.Monke
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12),
     places=st.lists(st.integers(0, 4_000), max_size=6),
 )
-def test_how_a_body_arrives_changes_neither_its_digest_nor_its_chunks(
+def test_how_a_body_arrives_changes_neither_its_digest_nor_its_rows(
     sizes: list[int], places: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     body = ndjson([row(n, text="x" * size) for n, size in enumerate(sizes)])
@@ -281,7 +297,39 @@ def test_how_a_body_arrives_changes_neither_its_digest_nor_its_chunks(
 
         with spooled(body, directory) as whole, spooled(pieces, directory) as cut:
             assert whole.digest == cut.digest
-            assert list(whole.chunks()) == list(cut.chunks()) == list(whole.chunks())
+            assert records(whole) == records(cut) == records(whole)
+
+
+# Any bytes
+
+
+@given(
+    body=st.binary(max_size=80)
+    | st.lists(
+        st.sampled_from(
+            [b'{"query_text":"q"}', b'{"query":1}', b"\n", b"\r", b" ", b'"', b"{", b",", b"\xff"]
+        ),
+        max_size=20,
+    ).map(b"".join),
+    format=st.sampled_from(Format),
+    size=st.integers(1, 90),
+)
+def test_any_body_is_taken_or_refused_and_every_line_is_accounted_for(
+    body: bytes, format: Format, size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pieces = [body[i : i + size] for i in range(0, len(body), size)]
+    directory = tmp_path_factory.getbasetemp()
+    try:
+        with spooled(pieces, directory, format=format) as taken:
+            found = taken.rows + taken.refused_count
+    except BadUpload as error:
+        if error.code != "no_valid_rows":
+            return
+        found = len(error.errors)
+
+    if format is Format.NDJSON:
+        lines = body.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        assert found == sum(1 for line in lines if line.strip())
 
 
 # Same or not
@@ -331,8 +379,9 @@ def test_memory_grows_by_the_digests_only(directory: Path, monkeypatch: pytest.M
 
     one_row = peak([ndjson([row(1)])])
 
-    a_chunk = spool.CHUNK_ROWS * 2_000
-    assert peak(body()) - one_row < a_chunk + 64 * rows  # the rows themselves have 500 bytes
+    # The rows themselves have 500 bytes; as objects, those that are kept take more.
+    most = spool.CHUNK_ROWS * 2_000 + 64 * rows + 3 * spool.KEPT_BYTES
+    assert peak(body()) - one_row < most
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe{", ndjson([row(1), row(1)])])

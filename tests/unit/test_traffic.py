@@ -11,15 +11,16 @@ from fulfillment.policy.priority import PriorityClass
 from fulfillment.policy.traffic import (
     BACKOFF_CAP_S,
     Bucket,
+    Grant,
     ReplicaLoad,
     RetryDecision,
     Signal,
     Window,
     adapt,
-    assign,
     backoff,
     decide_retry,
     fill,
+    grant,
     message_size,
     open_window,
     room,
@@ -29,6 +30,7 @@ from fulfillment.policy.traffic import (
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 CAP = timedelta(seconds=BACKOFF_CAP_S)
+LATER = NOW + timedelta(seconds=2)
 HIGH, MIDDLE, LOW, BEST_EFFORT = PriorityClass
 
 attempts = st.integers(1, 10**9)
@@ -106,6 +108,15 @@ def test_backoff_spreads_over_the_whole_range(attempt: int, less: float, more: f
     assert backoff(attempt=attempt, chance=less, retry_after_s=None) <= backoff(
         attempt=attempt, chance=more, retry_after_s=None
     )
+
+
+@given(chance=chances, floor_s=st.floats(1, 1500))
+def test_waits_that_a_server_named_spread_over_a_fifth_of_them(
+    chance: float, floor_s: float
+) -> None:
+    wait = backoff(attempt=1, chance=chance, retry_after_s=floor_s).total_seconds()
+
+    assert wait == pytest.approx(floor_s * (1 + 0.2 * chance), rel=1e-6)
 
 
 # Retry
@@ -307,14 +318,16 @@ def test_a_congestion_that_lasts_drops_a_window_each_second() -> None:
     assert window.limits[HIGH] == pytest.approx(4.9)
 
 
-def test_a_slow_model_drops_a_window_once_a_round_trip() -> None:
-    refused = [Signal(priority_class=HIGH, overloaded=5)]
-    round_trip = timedelta(seconds=20)
+def test_a_refusal_of_a_call_sent_before_the_drop_is_no_news() -> None:
+    def refused(sent_at: datetime) -> list[Signal]:
+        return [Signal(priority_class=HIGH, overloaded=5, refused_at=sent_at)]
 
-    window = adapt(open_window(10), refused, NOW, round_trip=round_trip)
-    window = adapt(window, refused, NOW + timedelta(seconds=19), round_trip=round_trip)
-
+    window = adapt(open_window(10), refused(NOW), NOW)
+    window = adapt(window, refused(NOW - timedelta(seconds=1)), NOW + timedelta(seconds=19))
     assert window.limits[HIGH] == 7
+    window = adapt(window, refused(NOW + timedelta(seconds=1)), NOW + timedelta(seconds=20))
+
+    assert window.limits[HIGH] == pytest.approx(4.9)
 
 
 def test_a_clock_that_was_set_back_does_not_hold_a_drop_off() -> None:
@@ -332,6 +345,17 @@ def test_a_full_window_of_successes_grows_it_by_about_one() -> None:
     window = adapt(window, [Signal(priority_class=HIGH, succeeded=7)], NOW)
 
     assert window.limits[HIGH] == pytest.approx(8, abs=0.1)
+
+
+@pytest.mark.parametrize("ceiling", [8, 64, 1_000])
+def test_any_window_recovers_within_as_many_round_trips(ceiling: int) -> None:
+    window = replace(open_window(ceiling), limits=(1.0,) * 4)
+
+    for _ in range(36):
+        full = int(window.limits[HIGH])
+        window = adapt(window, [Signal(priority_class=HIGH, succeeded=full)], NOW)
+
+    assert window.limits[HIGH] == ceiling
 
 
 @given(window=windows(), cls=classes)
@@ -376,7 +400,7 @@ def test_no_model_ever_has_more_calls_than_its_window(
     in_flight = dict.fromkeys(PriorityClass, 0)
 
     for cls in wishes:
-        in_flight[cls] += room(window, in_flight, cls)
+        in_flight[cls] += room(window, in_flight, cls, now=LATER)
 
     assert sum(in_flight.values()) <= int(window.limits[HIGH]) <= window.ceiling
 
@@ -386,7 +410,9 @@ def test_a_class_has_at_least_the_room_of_a_lower_one_or_it_has_calls_out(
     window: Window, busy: Mapping[PriorityClass, int]
 ) -> None:
     for higher, lower in [(HIGH, MIDDLE), (MIDDLE, LOW), (LOW, BEST_EFFORT)]:
-        assert room(window, busy, higher) >= room(window, busy, lower) or busy.get(higher, 0)
+        assert room(window, busy, higher, now=LATER) >= room(
+            window, busy, lower, now=LATER
+        ) or busy.get(higher, 0)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +433,36 @@ def test_room_counts_all_calls_in_flight_and_leaves_a_probe(
 ) -> None:
     window = adapt(open_window(10), [Signal(priority_class=LOW, overloaded=1)], NOW)
 
-    assert room(window, in_flight, cls) == expected
+    assert room(window, in_flight, cls, now=LATER) == expected
+
+
+def test_a_refused_call_keeps_its_room_for_a_second() -> None:
+    window = adapt(open_window(10), [Signal(priority_class=LOW, overloaded=3)], NOW)
+
+    assert room(window, {}, LOW, now=NOW) == 7 - 3
+    assert room(window, {}, HIGH, now=NOW) == 10, "of its own class, and those below"
+    assert room(window, {}, BEST_EFFORT, now=NOW + timedelta(seconds=0.9)) == 7 - 3
+    assert room(window, {}, LOW, now=NOW + timedelta(seconds=1)) == 7
+    assert room(window, {}, LOW, now=NOW - timedelta(hours=1)) == 7, "the clock was set back"
+
+
+def test_a_model_that_refuses_everything_is_asked_once_a_second() -> None:
+    window = replace(open_window(10), limits=(1.0,) * 4)
+
+    window = adapt(window, [Signal(priority_class=HIGH, overloaded=1)], NOW)
+
+    assert [room(window, {}, cls, now=NOW) for cls in PriorityClass] == [0] * 4
+    assert room(window, {}, HIGH, now=NOW + timedelta(seconds=1)) == 1
+
+
+def test_what_cools_is_forgotten() -> None:
+    window = open_window(10)
+
+    for second in range(100):
+        refused = [Signal(priority_class=HIGH, overloaded=1)]
+        window = adapt(window, refused, NOW + timedelta(seconds=second))
+
+    assert len(window.cooling) == 1
 
 
 @pytest.mark.parametrize(
@@ -447,7 +502,30 @@ def replica(key: str, *, window: int = 4, held: int = 0) -> ReplicaLoad:
 def test_batches_go_to_the_replica_with_most_room() -> None:
     replicas = [replica("a", held=3), replica("b", held=1), replica("c", held=2)]
 
-    assert assign(replicas, 10) == ["b", "b", "c", "a", "b", "c"]
+    assert [g.replica for g in grant(replicas, [1] * 10)] == ["b", "b", "c", "a", "b", "c"]
+
+
+def test_a_batch_gets_all_of_its_calls_or_what_room_there_is() -> None:
+    assert grant([replica("a", window=30)], [12, 12, 12, 12]) == [
+        Grant(replica="a", calls=12),
+        Grant(replica="a", calls=12),
+        Grant(replica="a", calls=6),
+    ]
+
+
+@given(replicas=st.deferred(lambda: replica_lists), wanted=st.lists(st.integers(1, 60)))
+def test_no_window_is_granted_more_calls_than_it_has_room(
+    replicas: list[ReplicaLoad], wanted: list[int]
+) -> None:
+    granted = grant(replicas, wanted)
+
+    for each in replicas:
+        calls = sum(g.calls for g in granted if g.replica == each.key)
+        assert calls <= max(0, each.window - each.held)
+    assert all(1 <= g.calls <= w for g, w in zip(granted, wanted, strict=False))
+    free = sum(max(0, r.window - r.held) for r in replicas)
+    assert sum(g.calls for g in granted) <= min(free, sum(wanted))
+    assert len(granted) == len(wanted) or sum(g.calls for g in granted) == free
 
 
 @given(replicas=replica_lists, count=st.integers(0, 60))
@@ -456,7 +534,7 @@ def test_as_many_batches_are_assigned_as_windows_allow(
 ) -> None:
     free = {r.key: max(0, r.window - r.held) for r in replicas}
 
-    named = assign(replicas, count)
+    named = [g.replica for g in grant(replicas, [1] * count)]
 
     assert len(named) == min(count, sum(free.values()))
     assert all(named.count(key) <= free.get(key, 0) for key in named)
@@ -468,16 +546,17 @@ def test_no_replica_is_chosen_before_one_with_more_room(
 ) -> None:
     free = {r.key: r.window - r.held for r in replicas}
 
-    for key in assign(replicas, count):
-        assert free[key] == max(free.values())
-        free[key] -= 1
+    for granted in grant(replicas, [1] * count):
+        assert free[granted.replica] == max(free.values())
+        free[granted.replica] -= 1
 
 
 @given(replicas=replica_lists, count=st.integers(0, 60), data=st.data())
 def test_the_order_of_replicas_does_not_matter(
     replicas: list[ReplicaLoad], count: int, data: st.DataObject
 ) -> None:
-    assert assign(data.draw(st.permutations(replicas)), count) == assign(replicas, count)
+    wanted = [1] * count
+    assert grant(data.draw(st.permutations(replicas)), wanted) == grant(replicas, wanted)
 
 
 # Executor slots

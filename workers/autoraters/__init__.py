@@ -2,6 +2,8 @@
 
 from workers.autoraters.protocol import (
     Autorater,
+    ChatAnswer,
+    ChatCall,
     FieldProblem,
     Item,
     KeyLevel,
@@ -25,6 +27,8 @@ __all__ = [
     "Autorater",
     "AutoraterError",
     "BrokenAutorater",
+    "ChatAnswer",
+    "ChatCall",
     "FieldProblem",
     "Item",
     "KeyLevel",

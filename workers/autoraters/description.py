@@ -7,7 +7,7 @@ intake and checks `POST /raters` with it. It costs an import the first time, a l
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workers.autoraters.protocol import FieldProblem, KeyLevel, RaterSpec
+from workers.autoraters.protocol import FieldProblem, Item, KeyLevel, RaterSpec, RendersPrompt
 from workers.autoraters.registry import load
 
 
@@ -24,6 +24,7 @@ class PluginDescription:
     key_level: KeyLevel
     protocol: str
     check: Callable[[RaterSpec], Sequence[FieldProblem]]
+    prompt: Callable[[Item, RaterSpec], str] | None
 
 
 def describe(name: str) -> PluginDescription:
@@ -36,4 +37,5 @@ def describe(name: str) -> PluginDescription:
         key_level=plugin.key_level,
         protocol=plugin.protocol,
         check=plugin.check,
+        prompt=plugin.prompt if isinstance(plugin, RendersPrompt) else None,
     )

@@ -50,6 +50,10 @@ class NeedsMet:
             )
         return problems
 
+    def prompt(self, item: Item, spec: RaterSpec) -> str:
+        limit = query_text_call.max_text_chars(spec, DEFAULT_TEXT_CHARS)
+        return query_text_call.prompt(item, max_chars=limit)
+
     def prepare(self, items: Sequence[Item], spec: RaterSpec) -> OipCall:
         limit = query_text_call.max_text_chars(spec, DEFAULT_TEXT_CHARS)
         # All outputs: our own server then counts tokens too, and another one need not know how.

@@ -35,6 +35,10 @@ class OipScore:
     def check(self, spec: RaterSpec) -> Sequence[FieldProblem]:
         return query_text_call.common_problems(spec)
 
+    def prompt(self, item: Item, spec: RaterSpec) -> str:
+        limit = query_text_call.max_text_chars(spec, DEFAULT_TEXT_CHARS)
+        return query_text_call.prompt(item, max_chars=limit)
+
     def prepare(self, items: Sequence[Item], spec: RaterSpec) -> OipCall:
         limit = query_text_call.max_text_chars(spec, DEFAULT_TEXT_CHARS)
         return query_text_call.call(items, max_chars=limit)

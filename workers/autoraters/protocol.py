@@ -7,7 +7,7 @@ again. docs/raters.md shows how to write one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Item = Mapping[str, Any]
 """One row: those of the plug-in's key fields that are present (`context` is the only object)."""
@@ -75,6 +75,31 @@ class OipAnswer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChatCall:
+    """One call of an OpenAI-compatible chat model, for one row.
+
+    `options` are further members of the request (`temperature`, `max_tokens`, …); model and
+    priority are added when it is sent. `notes` is as in `OipCall`, for the one row.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatAnswer:
+    """The first choice of an answer, as the model gave it: nothing in it is checked."""
+
+    content: str
+    finish_reason: str = ""
+    refusal: str = ""
+    """What the server itself calls a refusal, beside the content."""
+    model_version: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rated:
     """A valid score of one row; `output` is what else the client gets to see."""
 
@@ -90,6 +115,10 @@ class Unusable:
 
     code: str
     detail: str
+    ask_again: bool = False
+    """Whether the model may do better when it is asked once more."""
+    output: Mapping[str, Any] | None = None
+    """What the client gets to see beside the code, the raw answer say."""
 
 
 class Autorater(Protocol):
@@ -104,8 +133,8 @@ class Autorater(Protocol):
         """Part of the archive's key: change it whenever the same row may get another score."""
 
     @property
-    def protocol(self) -> Literal["oip"]:
-        """How the model is called."""
+    def protocol(self) -> Literal["oip", "openai"]:
+        """How the model is called: `oip` by batches, `openai` by one chat call a row."""
 
     @property
     def key_fields(self) -> tuple[str, ...]:
@@ -118,10 +147,26 @@ class Autorater(Protocol):
     def check(self, spec: RaterSpec) -> Sequence[FieldProblem]:
         """Return what is wrong with the rater's settings; nothing when it can work."""
 
-    def prepare(self, items: Sequence[Item], spec: RaterSpec) -> OipCall:
-        """Return the call that rates these rows, one row an item and in their order."""
+    def prepare(self, items: Sequence[Item], spec: RaterSpec) -> OipCall | ChatCall:
+        """Return the call that rates these rows, one row an item and in their order.
+
+        An OipCall or a ChatCall, as `protocol` says; of the latter, for one item.
+        """
 
     def parse(
-        self, items: Sequence[Item], answer: OipAnswer, spec: RaterSpec
+        self, items: Sequence[Item], answer: Any, spec: RaterSpec
     ) -> Sequence[Rated | Unusable]:
-        """Return exactly one outcome an item, in their order."""
+        """Return exactly one outcome an item, in their order; `answer` is of the call's kind."""
+
+
+@runtime_checkable
+class RendersPrompt(Protocol):
+    """An optional member: what decides the score at the rater's key level `prompt`."""
+
+    def prompt(self, item: Item, spec: RaterSpec) -> str:
+        """Return all that the model gets to see of a row, and what is said of it, as one text.
+
+        Pure and quick: intake calls it for every row. Rows of equal text share a rating, so it must
+        leave out what differs from call to call (markers, a seed) and hold what ends up in the
+        rating without being sent, such as how much was cut.
+        """

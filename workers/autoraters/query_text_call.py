@@ -1,5 +1,6 @@
 """What the raters share that send `query` and `text` to an OIP model and read a `score`."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,6 +40,16 @@ def call(items: Sequence[Item], *, max_chars: int, all_outputs: bool = False) ->
         all_outputs=all_outputs,
         notes=[{"blank": page.blank, "lengths": page.lengths} for page in pages],
     )
+
+
+def prompt(item: Item, *, max_chars: int) -> str:
+    """Return what decides a row's score: the two texts that are sent, and what was cut of them.
+
+    Pages whose visible text is equal share a rating then, whatever their HTML; the cut counts as it
+    is told with the rating.
+    """
+    page = page_text(item, max_chars=max_chars)
+    return json.dumps([str(item["query_text"]), page.text, page.lengths], ensure_ascii=False)
 
 
 def rated(answer: OipAnswer, row: int, *, score: float, label: str = "") -> Rated:
@@ -89,9 +100,13 @@ def common_problems(spec: RaterSpec) -> list[FieldProblem]:
         problems.append(_problem("score_min", "not_finite", "the scale needs two finite ends"))
     elif spec.score_min >= spec.score_max:
         problems.append(_problem("score_max", "empty_scale", "must be larger than score_min"))
-    if spec.key_level != "result":
+    if spec.key_level == "query":
         problems.append(
-            _problem("key_level", "not_supported", "each row is rated for itself: use 'result'")
+            _problem(
+                "key_level",
+                "not_supported",
+                "each row is rated for itself: use 'result', or 'prompt' for the text that is sent",
+            )
         )
     if spec.prompt_template:
         problems.append(_problem("prompt_template", "not_supported", "no prompt is sent"))

@@ -30,11 +30,11 @@ def read_answer(
 
     The version comes first: an answer of another version is no fault of anybody, whatever is in it.
     """
-    document = _parse(body)
+    document = parse(body)
     if not isinstance(document, dict):
-        return _unusable("bad_answer", "no JSON object: " + error_text(body))
+        return unusable("bad_answer", "no JSON object: " + error_text(body))
     if "error" in document and "outputs" not in document:
-        return _error_in_200(error_text(body), rows=rows)
+        return error_in_200(error_text(body), rows=rows)
     version = document.get("model_version")
     version = version if isinstance(version, str) else ""
     if expected_version and version != expected_version:
@@ -45,7 +45,7 @@ def read_answer(
         )
     echoed = document.get("id")
     if echoed is not None and echoed != request_id:
-        return _unusable("wrong_id", "the answer belongs to another request")
+        return unusable("wrong_id", "the answer belongs to another request")
     outputs = _numbers(document.get("outputs"), wanted=call.outputs, rows=rows)
     if isinstance(outputs, Verdict):
         return outputs
@@ -60,7 +60,7 @@ def read_answer(
 
 def error_text(body: bytes) -> str:
     """Return a server's words: the message of the usual JSON errors, else the body without tags."""
-    document = _parse(body)
+    document = parse(body)
     if isinstance(document, dict):
         error = document.get("error", document.get("detail", document.get("message")))
         if isinstance(error, dict):
@@ -71,7 +71,7 @@ def error_text(body: bytes) -> str:
     return MARKUP.sub(" ", body.decode("utf-8", "replace"))
 
 
-def _parse(body: bytes) -> Any:
+def parse(body: bytes) -> Any:
     """Return the document, None for no JSON. Python servers write NaN and Infinity: let them in,
     so that the answer is refused for what is wrong with it."""
     try:
@@ -84,34 +84,35 @@ def _parse(body: bytes) -> Any:
         return None
 
 
-def _error_in_200(text: str, *, rows: int) -> Verdict:
+def error_in_200(text: str, *, rows: int) -> Verdict:
+    """Return what an error means that came with a 200."""
     if CONTEXT_LENGTH.search(text):
         fault = row_fault("context_length_exceeded", rows=rows)
         return Verdict(outcome=fault.outcome, code=fault.code, detail=text)
-    return _unusable("bad_answer", text)
+    return unusable("bad_answer", text)
 
 
 def _numbers(
     outputs: Any, *, wanted: tuple[str, ...], rows: int
 ) -> Mapping[str, list[float]] | Verdict:
     if not isinstance(outputs, list):
-        return _unusable("incomplete_response", "no list of outputs")
+        return unusable("incomplete_response", "no list of outputs")
     found: dict[str, list[float]] = {}
     for tensor in outputs:
         name = tensor.get("name") if isinstance(tensor, dict) else None
         if not isinstance(name, str):
-            return _unusable("bad_answer", "an output without a name")
+            return unusable("bad_answer", "an output without a name")
         column = _column(tensor, rows=rows)
         if isinstance(column, Verdict):
             if name in wanted:
                 return column
             continue
         if name in found:
-            return _unusable("bad_answer", f"output {name!r} came twice")
+            return unusable("bad_answer", f"output {name!r} came twice")
         found[name] = column
     missing = [name for name in wanted if name not in found]
     if missing:
-        return _unusable("incomplete_response", f"no output {', '.join(missing)}")
+        return unusable("incomplete_response", f"no output {', '.join(missing)}")
     return found
 
 
@@ -119,22 +120,22 @@ def _column(tensor: Mapping[str, Any], *, rows: int) -> list[float] | Verdict:
     """Return a tensor that has one finite number a row: shape [n] or [n, 1, …], flat or nested."""
     name, data, shape = tensor["name"], tensor.get("data"), tensor.get("shape")
     if not isinstance(data, list):
-        return _unusable("incomplete_response", f"output {name!r} has no data")
+        return unusable("incomplete_response", f"output {name!r} has no data")
     flat = data
     while len(flat) and all(type(cell) is list and len(cell) == 1 for cell in flat):
         flat = [cell[0] for cell in flat]
     if len(flat) != rows:
-        return _unusable("count_mismatch", f"{len(flat)} values of {name!r} for {rows} rows")
+        return unusable("count_mismatch", f"{len(flat)} values of {name!r} for {rows} rows")
     if shape is not None and not _one_a_row(shape, rows):
-        return _unusable("bad_shape", f"output {name!r} has shape {str(shape)[:40]}")
+        return unusable("bad_shape", f"output {name!r} has shape {str(shape)[:40]}")
     if any(type(cell) is not float and type(cell) is not int for cell in flat):
-        return _unusable("bad_type", f"output {name!r} holds something else than numbers")
+        return unusable("bad_type", f"output {name!r} holds something else than numbers")
     try:
         numbers = list(map(float, flat))
     except OverflowError:
         numbers = [inf]
     if not all(map(isfinite, numbers)):
-        return _unusable("not_finite", f"output {name!r} holds NaN or infinity")
+        return unusable("not_finite", f"output {name!r} holds NaN or infinity")
     return numbers
 
 
@@ -142,5 +143,6 @@ def _one_a_row(shape: Any, rows: int) -> bool:
     return isinstance(shape, list) and shape == [rows] + [1] * (len(shape) - 1)
 
 
-def _unusable(code: str, detail: str) -> Verdict:
+def unusable(code: str, detail: str) -> Verdict:
+    """Return the verdict on a 200 that is thrown away whole."""
     return Verdict(outcome=CallOutcome.INCOMPLETE, code=code, detail=detail)

@@ -1,4 +1,4 @@
-"""Calls models over the Open Inference Protocol and turns whatever a server does into an outcome.
+"""Calls models, by OIP or by OpenAI-compatible chat, and turns whatever they do into an outcome.
 
 A call has a limit on its whole time, not on each read, and one on the size of its answer. What is
 tried again, when and in which parts is the Rating Generator's business.
@@ -11,20 +11,21 @@ its hands, which counts as an attempt.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import orjson
 from yarl import URL
 
-from fulfillment.policy.priority import oip_priority
-from workers.autoraters.protocol import OipAnswer, OipCall
+from fulfillment.retry_after import parse_retry_after
+from workers.autoraters.protocol import ChatAnswer, ChatCall, OipAnswer, OipCall
 from workers.model_client.answers import error_text, read_answer
+from workers.model_client.chat import chat_body, read_chat
 from workers.model_client.endpoint import Endpoint, InvalidEndpoint, Target, target_of
+from workers.model_client.oip import ModelMetadata, infer_body, parameters, read_metadata
 from workers.model_client.outcomes import CallOutcome, Verdict, classify, row_fault
-from workers.model_client.retry_after import parse_retry_after
 from workers.model_client.wire import Reply, Wire
 
 READY_PROBE_S = 2.0
@@ -32,36 +33,19 @@ READY_MEMORY_S = 1.0
 MAX_TARGETS = 1_024
 
 T = TypeVar("T")
+A = TypeVar("A", OipAnswer, ChatAnswer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CallResult:
+class CallResult(Generic[A]):
     """What one call came to; `answer` is there on success and only then."""
 
     outcome: CallOutcome
-    answer: OipAnswer | None = None
+    answer: A | None = None
     code: str = ""
     detail: str = ""
     retry_after_s: float | None = None
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelMetadata:
-    """What a server says of its model; `outcome` is SUCCESS when it said it."""
-
-    outcome: CallOutcome
-    code: str = ""
-    detail: str = ""
-    versions: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def version(self) -> str:
-        """The version that answers; "" where the server names none or several."""
-        return self.versions[0] if len(self.versions) == 1 else ""
 
 
 class ModelClient:
@@ -71,8 +55,8 @@ class ModelClient:
         self,
         *,
         clock: Callable[[], datetime],
-        max_connections: int = 256,
-        max_connections_per_host: int = 64,
+        max_connections: int = 512,
+        max_connections_per_host: int = 256,
     ) -> None:
         self._clock = clock
         self._wire = Wire(
@@ -91,20 +75,19 @@ class ModelClient:
         expected_version: str,
         priority: int,
         timeout_s: float,
-    ) -> CallResult:
+    ) -> CallResult[OipAnswer]:
         """Send the call and return what came of it; nothing a server does raises.
 
         The limit is the smaller of `timeout_s` and the endpoint's own. With `expected_version` an
         answer that names another version, or none, is refused.
         """
-        started = asyncio.get_running_loop().time()
         limit_s = min(timeout_s, endpoint.timeout_s)
 
         async def ask(target: Target) -> OipAnswer | Verdict:
             request_id = f"{next(self._ids):x}"
-            parameters = _parameters(priority, limit_s) if endpoint.sends_priority else {}
+            told = parameters(priority, limit_s) if endpoint.sends_priority else {}
             try:
-                body = _infer_body(call, rows=rows, request_id=request_id, parameters=parameters)
+                body = infer_body(call, rows=rows, request_id=request_id, parameters=told)
             except orjson.JSONEncodeError:  # lone surrogates, which intake replaces
                 return row_fault("invalid_request", rows=rows)
             reply = await self._wire.post(target.infer, target, body)
@@ -118,6 +101,57 @@ class ModelClient:
                 expected_version=expected_version,
             )
 
+        return await self._timed(endpoint, limit_s, ask)
+
+    async def chat(
+        self,
+        endpoint: Endpoint,
+        call: ChatCall,
+        *,
+        expected_version: str,
+        priority: int,
+        timeout_s: float,
+    ) -> CallResult[ChatAnswer]:
+        """Send a chat call, which is for one row; as `infer` in all else."""
+
+        async def ask(target: Target) -> ChatAnswer | Verdict:
+            try:
+                body = chat_body(
+                    call,
+                    model_name=endpoint.model_name,
+                    priority=priority if endpoint.sends_priority else None,
+                )
+            except orjson.JSONEncodeError:
+                return row_fault("invalid_request", rows=1)
+            reply = await self._wire.post(target.chat, target, body)
+            if isinstance(reply, Verdict) or reply.status != 200:
+                return await self._refusal(target, reply, rows=1)
+            return read_chat(reply.body, call=call, expected_version=expected_version)
+
+        return await self._timed(endpoint, min(timeout_s, endpoint.timeout_s), ask)
+
+    async def metadata(self, endpoint: Endpoint, *, timeout_s: float = 5.0) -> ModelMetadata:
+        """Ask the server which model it serves; nothing a server does raises."""
+
+        async def ask(target: Target) -> ModelMetadata | Verdict:
+            reply = await self._wire.get(target.model, target)
+            if isinstance(reply, Verdict) or reply.status != 200:
+                return await self._refusal(target, reply, rows=1)
+            return read_metadata(reply.body)
+
+        found = await self._bounded(endpoint, min(timeout_s, endpoint.timeout_s), ask)
+        if isinstance(found, Verdict):
+            return ModelMetadata(outcome=found.outcome, code=found.code, detail=found.detail)
+        return found
+
+    async def close(self) -> None:
+        """Close all connections; calls still running end as lost."""
+        await self._wire.close()
+
+    async def _timed(
+        self, endpoint: Endpoint, limit_s: float, ask: Callable[[Target], Awaitable[A | Verdict]]
+    ) -> CallResult[A]:
+        started = asyncio.get_running_loop().time()
         answer = await self._bounded(endpoint, limit_s, ask)
         seconds = asyncio.get_running_loop().time() - started
         if isinstance(answer, Verdict):
@@ -129,24 +163,6 @@ class ModelClient:
                 seconds=seconds,
             )
         return CallResult(outcome=CallOutcome.SUCCESS, answer=answer, seconds=seconds)
-
-    async def metadata(self, endpoint: Endpoint, *, timeout_s: float = 5.0) -> ModelMetadata:
-        """Ask the server which model it serves; nothing a server does raises."""
-
-        async def ask(target: Target) -> ModelMetadata | Verdict:
-            reply = await self._wire.get(target.model, target)
-            if isinstance(reply, Verdict) or reply.status != 200:
-                return await self._refusal(target, reply, rows=1)
-            return _read_metadata(reply.body)
-
-        found = await self._bounded(endpoint, min(timeout_s, endpoint.timeout_s), ask)
-        if isinstance(found, Verdict):
-            return ModelMetadata(outcome=found.outcome, code=found.code, detail=found.detail)
-        return found
-
-    async def close(self) -> None:
-        """Close all connections; calls still running end as lost."""
-        await self._wire.close()
 
     async def _bounded(
         self, endpoint: Endpoint, limit_s: float, ask: Callable[[Target], Awaitable[T | Verdict]]
@@ -209,52 +225,3 @@ class ModelClient:
                 self._readiness.clear()
             target = self._targets[key] = target_of(endpoint)
         return target
-
-
-def _parameters(priority: int, limit_s: float) -> dict[str, int]:
-    """Return Triton's parameters: its direction of urgency, its microseconds."""
-    return {"priority": oip_priority(priority), "timeout": int(limit_s * 1_000_000)}
-
-
-def _infer_body(
-    call: OipCall, *, rows: int, request_id: str, parameters: Mapping[str, int]
-) -> bytes:
-    if any(len(column) != rows for column in call.inputs.values()):
-        raise ValueError(f"every input of the call needs {rows} rows")
-    document: dict[str, Any] = {
-        "id": request_id,
-        "inputs": [
-            {"name": name, "shape": [rows, 1], "datatype": "BYTES", "data": column}
-            for name, column in call.inputs.items()
-        ],
-    }
-    if not call.all_outputs:
-        document["outputs"] = [{"name": name} for name in call.outputs]
-    if parameters:
-        document["parameters"] = parameters
-    return orjson.dumps(document)
-
-
-def _read_metadata(body: bytes) -> ModelMetadata | Verdict:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        document = None
-    if not isinstance(document, dict) or not isinstance(document.get("name"), str):
-        return Verdict(
-            outcome=CallOutcome.INCOMPLETE, code="bad_answer", detail="no model metadata"
-        )
-    versions, parameters = document.get("versions"), document.get("parameters")
-    return ModelMetadata(
-        outcome=CallOutcome.SUCCESS,
-        versions=tuple(map(str, versions)) if isinstance(versions, list) else (),
-        inputs=_names(document.get("inputs")),
-        outputs=_names(document.get("outputs")),
-        parameters=parameters if isinstance(parameters, dict) else {},
-    )
-
-
-def _names(tensors: Any) -> tuple[str, ...]:
-    if not isinstance(tensors, list):
-        return ()
-    return tuple(str(tensor.get("name")) for tensor in tensors if isinstance(tensor, dict))

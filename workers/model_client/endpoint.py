@@ -13,7 +13,7 @@ from urllib.parse import quote
 from multidict import CIMultiDict
 from yarl import URL
 
-DETAIL_LIMIT = 300
+DETAIL_LIMIT = 1_000
 SHORTEST_SECRET = 6
 """Shorter header values are words like `1` or `true`: blotting them out would garble every text."""
 
@@ -29,14 +29,17 @@ FORBIDDEN_IN_HEADER = re.compile(r"[\x00\r\n]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """One model behind one address; `url` is the server's base, without `/v2/...`."""
+    """One model behind one address; `url` is the server's base, without `/v2/...`.
+
+    Of a chat server the base may end in `/v1`, as its makers like to write it.
+    """
 
     url: str
     model_name: str
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
     sends_priority: bool = False
-    """Whether the server knows Triton's `priority` and `timeout` parameters."""
+    """Whether the server knows Triton's `priority` and `timeout`, or vLLM's `priority`."""
 
     def __repr__(self) -> str:
         return f"Endpoint(host={host_of(self.url)!r}, model_name={self.model_name!r})"
@@ -52,6 +55,7 @@ class Target:
 
     host: str
     infer: URL
+    chat: URL
     model: URL
     ready: URL
     headers: CIMultiDict[str]
@@ -84,12 +88,14 @@ def target_of(endpoint: Endpoint) -> Target:
             raise InvalidEndpoint(f"header {name} holds a line break or NUL")
         headers[name] = value
     plain = base.with_user(None)
-    model = f"{plain.raw_path.rstrip('/')}/v2/models/{quote(endpoint.model_name, safe='')}"
+    root = plain.raw_path.rstrip("/")
+    model = f"{root}/v2/models/{quote(endpoint.model_name, safe='')}"
     return Target(
         host=host_of(endpoint.url),
         infer=_at(plain, f"{model}/infer"),
+        chat=_at(plain, f"{root.removesuffix('/v1')}/v1/chat/completions"),
         model=_at(plain, model),
-        ready=_at(plain, f"{plain.raw_path.rstrip('/')}/v2/health/ready"),
+        ready=_at(plain, f"{root}/v2/health/ready"),
         headers=headers,
         secrets=tuple(sorted(_secrets(base, login, endpoint.headers), key=len, reverse=True)),
     )

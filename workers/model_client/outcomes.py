@@ -18,7 +18,7 @@ class CallOutcome(StrEnum):
     TRANSIENT = "transient"
     """Retry later at the same rate: other 5xx, a lost connection."""
     PERMANENT = "permanent"
-    """This one row can never be rated by this model."""
+    """These rows can never be rated by this model."""
     SPLIT = "split"
     """One of several rows is at fault, or they are too many: ask again in smaller parts."""
     INCOMPLETE = "incomplete"
@@ -70,7 +70,6 @@ ROW_FAULTS = {
     400: "invalid_request",
     413: "payload_too_large",
     422: "invalid_request",
-    501: "not_implemented",
 }
 RETRIED_4XX = frozenset({408, 409, 425})
 
@@ -93,6 +92,8 @@ def classify(status: int, text: str, *, rows: int) -> Verdict:
         return row_fault(code, rows=rows)
     if code := OVERLOADS.get(status):
         return Verdict(outcome=CallOutcome.OVERLOAD, code=code)
+    if status == 501:  # about the call as such: no part of it fares better
+        return Verdict(outcome=CallOutcome.PERMANENT, code="not_implemented")
     if 300 <= status < 400:
         return Verdict(outcome=CallOutcome.PAUSE, code="redirect_not_followed")
     if 400 <= status < 500 and status not in RETRIED_4XX:

@@ -141,7 +141,7 @@ def processes(home: Path, env: Mapping[str, str], *, with_flower: bool) -> Itera
     of_sources = partial(Process, env=env, stage=_SOURCES)
     executors = worker("executors", queue="ratings", threads=settings.AIRS_EXECUTOR_CONCURRENCY)
     yield of_workers(name="executors", argv=executors)
-    yield of_workers(name="control", argv=worker("control", queue="control", threads=2))
+    yield of_workers(name="control", argv=worker("control", queue="control", threads=4))
     yield of_workers(name="host-agent", argv=_manage("host_models"))
     if with_flower:
         # It keeps nothing, and hangs on any gentler signal while a thread of its waits for events.
@@ -188,7 +188,7 @@ def _flower(home: Path) -> tuple[str, ...]:
 def _web() -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "gunicorn", "airs_site.wsgi", "--no-control-socket"),
-        *("--worker-class", "gthread", "--workers", "2", "--threads", "8"),
+        *("--worker-class", "gthread", "--workers", "2", "--threads", "16"),
         *("--bind", f"127.0.0.1:{settings.AIRS_PORT}", "--graceful-timeout", "10"),
     )
 

@@ -18,9 +18,10 @@ from django.db import DatabaseError, InterfaceError, connection
 from kombu import Producer
 from kombu.exceptions import OperationalError as BrokerError
 
-from fulfillment import bell, claim, dispatch, leases, recovery
+from fulfillment import bell, claim, clock_steps, dispatch, leases, recovery, windows
 from fulfillment.clock import database_now
 from fulfillment.model_directory import (
+    LastKnown,
     ModelDescription,
     ModelDirectory,
     Replica,
@@ -127,13 +128,36 @@ class Command(BaseCommand):
         connection.close()
 
 
+class _Beside:
+    """Runs services that wait for others, one at a time, in a thread with its own connection."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def run(self, name: str, now: datetime) -> None:
+        """Begin to run a service, unless the last one still runs."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, args=(name, now), daemon=True)
+            self._thread.start()
+
+    @staticmethod
+    def _run(name: str, now: datetime) -> None:
+        try:
+            recovery.run(name, now)
+        except Exception:  # the dispatcher goes on whatever is wrong with a service
+            logger.exception("a service failed", extra={"service": name})
+        finally:
+            connection.close()
+
+
 class _Leader:
     """One term of leadership: ends when the database connection does."""
 
     def __init__(self) -> None:
-        self._memory = dispatch.Memory()
-        self._directory = Glance(model_directory())
+        self._memory = dispatch.Memory(windows=windows.recall(database_now()))
+        self._directory = Glance(LastKnown(model_directory()))
         self._publish = Publisher()
+        self._beside = _Beside()
         self._trust_from = time.monotonic() + TRUST_AFTER_S
         self._hold_until: datetime | None = None
         self._last: tuple[datetime, float] | None = None
@@ -165,9 +189,13 @@ class _Leader:
         )
         if self._due(self._marked_at, now, MARK_EVERY):
             recovery.mark("dispatcher", now)
+            windows.remember(self._memory.windows, now)
             self._marked_at = now
             for name in recovery.late(now):
                 logger.info("running a late service", extra={"service": name})
+                if recovery.SERVICES[name].waits:
+                    self._beside.run(name, now)
+                    continue
                 try:
                     recovery.run(name, now)
                 except (DatabaseError, InterfaceError):
@@ -181,13 +209,17 @@ class _Leader:
         return last is None or not timedelta(0) <= now - last < period
 
     def _watch_clock(self, now: datetime) -> None:
-        """Stop expiry for one lease period when wall and monotonic time part by 30 s."""
+        """Follow the clock when wall and monotonic time part by 30 s.
+
+        Heartbeats are older than they look, or newer: nothing expires until there are fresh ones.
+        """
         monotonic = time.monotonic()
         if self._last is not None:
             wall, before = self._last
             drift = (now - wall).total_seconds() - (monotonic - before)
             if abs(drift) > CLOCK_JUMP_S:
                 logger.error("the clock jumped by %.0f s; leases are not ended for a while", drift)
+                clock_steps.follow(before=now - timedelta(seconds=drift), now=now)
                 self._hold_until = now + leases.SILENCE
         self._last = (now, monotonic)
         if self._hold_until is not None and now >= self._hold_until:
