@@ -13,10 +13,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.acceptance.stack import Stack, Stub
-from tests.benchmarks import real_model, report, running, storing, stub_model, urgent
+from tests.benchmarks import (
+    eta,
+    inside,
+    real_model,
+    report,
+    running,
+    scale,
+    storing,
+    stub_model,
+    urgent,
+)
 from tests.benchmarks.report import Figure
 
-NAMES = ("stub", "archive_hits", "urgent", "ingest", "events", "real_model", "model_server")
+NAMES = (
+    "scale",
+    "stub",
+    "archive_hits",
+    "urgent",
+    "ingest",
+    "events",
+    "real_model",
+    "model_server",
+    "checker",
+    "backlog",
+    "archive",
+    "exports",
+    "queue_look",
+    "eta",
+)
+INSIDE = ("checker", "backlog", "archive", "exports", "queue_look")
+"""Services alone, without a stack."""
 WITHOUT_EVENTS = ("flower", "host-agent")
 
 
@@ -32,15 +59,17 @@ class Sizes:
     urgent_rounds: int
     model_rounds: int
     seeds_a_round: int
+    scale_s: float
+    eta_workflows: int
 
 
 FULL = Sizes(
     grouped_rows=50_000, single_rows=12_000, ingest_rows=100_000, backlog=20_000, rounds=2,
-    urgent_rounds=5, model_rounds=4, seeds_a_round=3,
+    urgent_rounds=5, model_rounds=4, seeds_a_round=3, scale_s=600.0, eta_workflows=16,
 )  # fmt: skip
 QUICK = Sizes(
     grouped_rows=20_000, single_rows=4_000, ingest_rows=20_000, backlog=8_000, rounds=1,
-    urgent_rounds=2, model_rounds=2, seeds_a_round=1,
+    urgent_rounds=2, model_rounds=2, seeds_a_round=1, scale_s=30.0, eta_workflows=10,
 )  # fmt: skip
 
 
@@ -56,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = set(chosen.names) or set(NAMES) - ({"model_server"} if chosen.quick else set())
     began_at = time.monotonic()
     figures: list[Figure] = []
-    for figure in _run(names, QUICK if chosen.quick else FULL):
+    for figure in _figures(names, quick=chosen.quick):
         figures.append(figure)
         report.write([figure])
         _say(f"{time.monotonic() - began_at:4.0f} s  {figure.name} {report.number(figure.value)}")
@@ -68,11 +97,23 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _figures(names: set[str], *, quick: bool) -> Iterator[Figure]:
+    if names - set(INSIDE):
+        yield from _run(names, QUICK if quick else FULL)
+    for name in INSIDE:
+        if name in names:
+            yield from inside.run(name, quick=quick)
+
+
 def _run(names: set[str], sizes: Sizes) -> Iterator[Figure]:
     with ExitStack() as leave:
         stub = leave.enter_context(running.stub())
         slow = leave.enter_context(running.stub(delay_s=0.05))
-        if names & {"stub", "archive_hits", "urgent", "ingest"}:
+        if "eta" in names:
+            paced = leave.enter_context(running.stub(delay_s=0.1))
+            with running.stack(without=WITHOUT_EVENTS) as stack:
+                yield from eta.eta(stack, paced, workflows=sizes.eta_workflows, over_s=20.0)
+        if names & {"scale", "stub", "archive_hits", "urgent", "ingest"}:
             with running.stack(without=WITHOUT_EVENTS) as stack:
                 yield from _without_events(stack, stub, slow, names, sizes)
         if names & {"events", "real_model"}:
@@ -87,6 +128,9 @@ def _without_events(
     stack: Stack, stub: Stub, slow: Stub, names: set[str], sizes: Sizes
 ) -> Iterator[Figure]:
     stub_model.register(stack, stub)
+    if "scale" in names:
+        for batches, seconds in ((8, sizes.scale_s), (1, min(sizes.scale_s, 60.0))):
+            yield from scale.scale(stack, stub, batches=batches, seconds=seconds)
     workflows = stub_model.bodies(rows=sizes.grouped_rows, rounds=sizes.rounds, prefix="eight")
     if "stub" in names:
         yield from stub_model.end_to_end(stack, stub, workflows, batches=8)
