@@ -23,12 +23,12 @@ up: setup ## Run the whole stack until Ctrl-C (AIRS_PORT, FLOWER_PORT, AIRS_HOME
 down: setup ## Stop a stack that was left behind
 	@$(RUN) manage.py down
 
-# Tests that start stacks and kill them measure seconds: they run alone, after all others.
+# Tests that start stacks and kill them wait for seconds to pass: they run after all others.
 test: setup ## Run all tests on real servers (ARGS="-k name" narrows)
 ifeq ($(strip $(ARGS)),)
 	@failed=0; \
 	$(RUN) -m pytest -n 3 --dist loadfile -m "not acceptance and not chaos" || failed=1; \
-	$(RUN) -m pytest -m "acceptance and not chaos" || failed=1; \
+	$(RUN) -m pytest -n 2 --dist loadfile -m "acceptance and not chaos" || failed=1; \
 	exit $$failed
 else
 	$(RUN) -m pytest $(ARGS)

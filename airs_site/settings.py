@@ -99,7 +99,10 @@ def _database(url: str) -> dict[str, Any]:
         "OPTIONS": {
             # A process that stops inside a transaction must not hold its locks (design: no lock
             # may stop the dispatcher); the dispatcher adds an idle_session_timeout of its own.
-            "options": "-c idle_in_transaction_session_timeout=5000 -c jit=off",
+            # No statement may take other cores: with old statistics the planner would scan the
+            # archive on all of them.
+            "options": "-c idle_in_transaction_session_timeout=5000 -c jit=off"
+            " -c max_parallel_workers_per_gather=0",
             "connect_timeout": 5,
             **options,
         },
@@ -128,7 +131,7 @@ AIRS_CHECKPOINT_ROOT = Path(
     os.environ.get("AIRS_CHECKPOINT_ROOT") or AIRS_HOME / "checkpoints"
 ).resolve()
 AIRS_EXECUTOR_CONCURRENCY = _integer("AIRS_EXECUTOR_CONCURRENCY", 8, least=1)
-"""Messages (of up to eight batches) that one executor process works on at a time."""
+"""Messages (of up to sixteen batches) that one executor process works on at a time."""
 AIRS_ALLOWED_PRIVATE_HOSTS = tuple(
     filter(None, os.environ.get("AIRS_ALLOWED_PRIVATE_HOSTS", "").split(","))
 )

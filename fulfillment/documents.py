@@ -5,7 +5,6 @@ blank, so that the reader knows.
 """
 
 import json
-import zlib
 from typing import Any
 
 import orjson
@@ -13,8 +12,10 @@ import orjson
 try:
     # The same format at a quarter of zlib's time, where there is a wheel for the platform.
     from isal.isal_zlib import compress as _compress
+    from isal.isal_zlib import decompress as _decompress
 except ImportError:
     from zlib import compress as _compress
+    from zlib import decompress as _decompress
 
 _COMPRESS_FROM = 1_024
 
@@ -43,4 +44,4 @@ def pack(value: Any) -> bytes:
 
 def unpack(data: bytes) -> Any:
     """Return the value of what `pack` made; a zlib stream starts with 0x78, JSON never does."""
-    return load(zlib.decompress(data) if data[:1] == b"\x78" else data)
+    return load(_decompress(data) if data[:1] == b"\x78" else data)

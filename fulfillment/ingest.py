@@ -184,6 +184,9 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
 
 
 def _lock(cursor: CursorWrapper, upload: Upload) -> None:
+    # All that a chunk reads has an index; the statistics of an archive that grows by thousands a
+    # second are always old, and a scan of it costs fifty times the chunk.
+    cursor.execute("SET LOCAL enable_seqscan = off")
     cursor.execute(
         "SELECT holder, rows_done FROM fulfillment_upload WHERE id = %s FOR UPDATE", [upload.pk]
     )

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 
 from fulfillment import arrays, outcomes, prepared
 from fulfillment.outcomes import NewRating, Outcome
+from fulfillment.policy.batching import indices_of
 from fulfillment.policy.lifecycle import DISPATCHED, STARTED, BatchState, RequestState, Source
 
 PICK_UP = timedelta(seconds=15)
@@ -208,8 +209,15 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
         _note_tries(cursor, [f for f, _ in live if f.tries is not None])
         prepared.execute(
             cursor,
-            "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s::bigint[])",
-            [arrays.integers(current)],
+            # By key; the batch tells apart those that another batch has by now.
+            "DELETE FROM fulfillment_flight"
+            " WHERE fingerprint = ANY(%s::uuid[]) AND batch_id = ANY(%s::bigint[])",
+            [
+                arrays.uuids(
+                    f.taken.fingerprints[i] for f, _ in live for i in indices_of(f.taken.sent)
+                ),
+                arrays.integers(current),
+            ],
         )
     # After COMMIT: of two that finish at once, neither would see that the other's was the last.
     with connection.cursor() as cursor:
@@ -376,7 +384,9 @@ def expire(*, now: datetime, trust_heartbeats: bool) -> int:
             ],
         )
         cursor.execute(
-            "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s)", [[row[0] for row in rows]]
+            "DELETE FROM fulfillment_flight"
+            " WHERE fingerprint = ANY(%s::uuid[]) AND batch_id = ANY(%s)",
+            [[f for row in rows for f in row[4]], [row[0] for row in rows]],
         )
         return len(rows)
 

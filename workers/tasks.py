@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 BOOT_ID = uuid.uuid4()
 """Leases belong to this run of this process."""
-BATCHES_A_SLOT = 8
+BATCHES_A_SLOT = 16
 HEARTBEAT_S = 3.0
 QUEUE = "ratings"
 

@@ -7,7 +7,7 @@ A request row is written once and updated once: with room on its page the update
 from django.db import migrations
 
 _SETTINGS = {
-    "fulfillment_ratingrequest": "fillfactor = 75",
+    "fulfillment_ratingrequest": "fillfactor = 50",
     "fulfillment_workflow": "fillfactor = 70",
     "fulfillment_workflowstats": "fillfactor = 70",
     "fulfillment_batch": (

@@ -121,7 +121,7 @@ class Flight(models.Model):
     """A fingerprint that is being computed: at most one batch computes it at a time (I4)."""
 
     fingerprint = models.UUIDField(primary_key=True)
-    batch_id = models.BigIntegerField(db_index=True)
+    batch_id = models.BigIntegerField()
     fence = models.BigIntegerField()
 
     def __str__(self) -> str:

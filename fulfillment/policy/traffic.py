@@ -28,7 +28,7 @@ as many calls go again in the next instant."""
 GROWTH_SHARE: Final = 1 / 32
 """Of the ceiling, a full window of successes: a large window recovers in as many round trips as a
 small one, which one call a round trip would take hours for where calls take seconds."""
-MAX_MESSAGE_BATCHES: Final = 8
+MAX_MESSAGE_BATCHES: Final = 16
 
 
 def backoff(*, attempt: int, chance: float, retry_after_s: float | None) -> timedelta:

@@ -129,15 +129,15 @@ def _without_events(
 ) -> Iterator[Figure]:
     stub_model.register(stack, stub)
     if "scale" in names:
-        for batches, seconds in ((8, sizes.scale_s), (1, min(sizes.scale_s, 60.0))):
+        for batches, seconds in ((16, sizes.scale_s), (1, min(sizes.scale_s, 60.0))):
             yield from scale.scale(stack, stub, batches=batches, seconds=seconds)
-    workflows = stub_model.bodies(rows=sizes.grouped_rows, rounds=sizes.rounds, prefix="eight")
+    workflows = stub_model.bodies(rows=sizes.grouped_rows, rounds=sizes.rounds, prefix="grouped")
     if "stub" in names:
-        yield from stub_model.end_to_end(stack, stub, workflows, batches=8)
+        yield from stub_model.end_to_end(stack, stub, workflows, batches=16)
         singles = stub_model.bodies(rows=sizes.single_rows, rounds=sizes.rounds, prefix="one")
         yield from stub_model.end_to_end(stack, stub, singles, batches=1)
     if "archive_hits" in names:
-        rater, body = stub_model.rater_of(8), b"".join(workflows)
+        rater, body = stub_model.rater_of(16), b"".join(workflows)
         if "stub" not in names:
             running.rate(stack, rater, body)
         yield from storing.archive_hits(stack, rater, body, rounds=sizes.rounds)
@@ -152,7 +152,7 @@ def _with_events(stack: Stack, stub: Stub, names: set[str], sizes: Sizes) -> Ite
         real_model.wait_ready(stack)  # while it compiles, it takes a core
     if "events" in names:
         stub_model.register(stack, stub)
-        for batches, rows in ((8, sizes.grouped_rows // 2), (1, sizes.single_rows)):
+        for batches, rows in ((16, sizes.grouped_rows // 2), (1, sizes.single_rows)):
             workflows = stub_model.bodies(rows=rows, rounds=sizes.rounds, prefix=f"ev{batches}")
             yield from stub_model.end_to_end(
                 stack, stub, workflows, batches=batches, label="_with_events"

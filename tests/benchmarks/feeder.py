@@ -18,6 +18,8 @@ import psycopg2
 from tests.benchmarks import texts
 
 MARK = b"@@@@@@@@"
+FRESH = httpx.Limits(max_keepalive_connections=0)
+"""A connection that rests between uploads may be closed just as the next one begins."""
 OPEN = "SELECT count(*) FROM fulfillment_workflow WHERE finished_at IS NULL AND state <> 0"
 
 
@@ -57,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         headers = {
             "Authorization": f"Bearer {chosen.token}", "Content-Type": "application/x-ndjson",
         }  # fmt: skip
-        with database.cursor() as cursor, httpx.Client(timeout=120, headers=headers) as client:
+        with (
+            database.cursor() as cursor,
+            httpx.Client(timeout=120, headers=headers, limits=FRESH) as client,
+        ):
             while True:
                 with turn:
                     if next(left, 0) == 0:

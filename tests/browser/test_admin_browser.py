@@ -225,7 +225,7 @@ def test_what_is_wrong_with_a_rater_is_said_at_its_field(page: Page) -> None:
     assert "" not in found
     fill(page, autorater="nope")
     save(page)
-    assert "known are needs_met, oip_score" in errors(page)["autorater"]
+    assert "known are llm_judge, needs_met, oip_score" in errors(page)["autorater"]
 
 
 def test_a_workflow_is_cancelled_with_the_keyboard_alone(stack: Stack, page: Page) -> None:

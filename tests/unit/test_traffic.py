@@ -473,7 +473,8 @@ def test_what_cools_is_forgotten() -> None:
         (8, False, 2),
         (31, False, 7),
         (32, False, 8),
-        (500, False, 8),
+        (64, False, 16),
+        (500, False, 16),
         (500, True, 1),
     ],
 )
