@@ -274,6 +274,7 @@ def start_stack(*, without: Sequence[str] = ("flower", "host-agent"), **environm
         "AIRS_HOME": str(home),
         "AIRS_PORT": str(port),
         "FLOWER_PORT": str(flower_port),
+        "AIRS_SHADOW_REFRESH": "0",  # predictions are counted
         **environment,
     }
     (home / "logs").mkdir()

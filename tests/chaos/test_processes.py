@@ -49,7 +49,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
 @pytest.fixture(scope="module")
 def stack(stub: Stub) -> Iterator[Stack]:
     # A recomputed hit is a prediction beyond the first, and meant to be.
-    with start_stack(AIRS_SHADOW_REFRESH="0") as running:
+    with start_stack() as running:
         try:
             running.wait_ready()
             _register(running, stub)
