@@ -27,6 +27,7 @@ from fulfillment.policy.priority import PriorityClass
 from tests import builders
 from tests.rating_queue import (
     SCORE,
+    Plans,
     Replica,
     archived,
     batches,
@@ -872,35 +873,6 @@ def test_the_statements_of_a_pass_use_their_indexes(analyzed: bool) -> None:
 
     assert plans.count > 30
     assert plans.scans == []
-
-
-class Plans:
-    """An execute wrapper that explains each statement first and notes what it scans."""
-
-    TABLES = ("batch", "ratingrequest", "batchpayload", "rating")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.scans: list[tuple[str, str, str]] = []
-
-    def __enter__(self) -> "Plans":
-        self._installed = connection.execute_wrapper(self)
-        self._installed.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._installed.__exit__(*error)
-
-    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if sql.lstrip().upper().startswith(("SELECT", "UPDATE", "DELETE", "WITH")):
-            self.count += 1
-            with connection.connection.cursor() as cursor:
-                cursor.execute("EXPLAIN " + sql, params)
-                plan = "\n".join(line for (line,) in cursor.fetchall())
-            for table in self.TABLES:
-                if f"Seq Scan on fulfillment_{table} " in plan:
-                    self.scans.append((table, " ".join(sql.split()), plan))
-        return execute(sql, params, many, context)
 
 
 def test_a_retry_that_is_due_goes_again() -> None:

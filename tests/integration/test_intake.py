@@ -47,7 +47,7 @@ from fulfillment.policy.fingerprint import fingerprint, request_digest, url_dige
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
 from tests import builders
 from tests.builders import DIRECTORY, MODEL, RATER, ndjson, row
-from tests.rating_queue import PATIENCE_S, boot, counts_add_up, queue, threads, until_blocked
+from tests.rating_queue import PATIENCE_S, Plans, boot, counts_add_up, queue, threads, until_blocked
 
 pytestmark = pytest.mark.django_db
 with_commits = pytest.mark.django_db(transaction=True)
@@ -273,6 +273,29 @@ def test_rows_become_requests_with_all_that_they_said() -> None:
         "rejected_count": 0,
         "warnings": [{"line": 2, "request_id": "row-2", "code": "nul_replaced"}],
     }
+
+
+def test_the_archive_is_never_scanned_whatever_its_statistics_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spool, "CHUNK_ROWS", 4_000)
+    with connection.cursor() as cursor:  # not analysed: the planner takes it for almost empty
+        cursor.execute(
+            """
+            INSERT INTO fulfillment_rating
+                (fingerprint, rater_version_id, workflow_id, score, produced_at)
+            SELECT gen_random_uuid(), 1, 0, 1.0, now() FROM generate_series(1, 20000)
+            """
+        )
+    known = rows(*range(50))
+    for item in known:
+        rate(item)
+
+    with Plans() as plans:
+        answer = submit([*known, *rows(*range(50, 3_000))]).answer
+
+    assert (answer["hits"], answer["pending"]) == (50, 2_950)
+    assert plans.scans == []
 
 
 def test_items_become_batches_with_their_payload() -> None:
