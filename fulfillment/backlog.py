@@ -1,4 +1,4 @@
-"""How much the backlog takes, and whether there is room for more.
+"""How much the backlog takes; whether there is room for more, policy/admission decides.
 
 The backlog is what uploads wrote and nobody has erased: batches, payloads and requests of workflows
 that are not finished, or whose payloads are still kept for a retry. Ingest counts it in its deltas
@@ -14,10 +14,10 @@ from django.conf import settings
 from django.db import connection
 
 from fulfillment.errors import BacklogFull
+from fulfillment.policy.admission import Disk, admit
 
 BELIEVED_S = 1.0
 """How long a process believes its last count, which reads a row a workflow that has payloads."""
-RETRY_AFTER_S = 60.0
 
 
 def stored_bytes() -> int:
@@ -39,21 +39,22 @@ def stored_bytes() -> int:
 
 def refuse_if_full() -> None:
     """Raise BacklogFull when the backlog is over its limit, or the disk of the data nearly full."""
-    size, limit = _counted.bytes(), settings.AIRS_MAX_BACKLOG_BYTES
-    if size > limit:
+    admission = admit(
+        stored_bytes=_counted.bytes(), limit_bytes=settings.AIRS_MAX_BACKLOG_BYTES, disk=_disk()
+    )
+    if not admission.admitted:
         raise BacklogFull(
-            f"the backlog has {size} bytes, the limit (AIRS_MAX_BACKLOG_BYTES) is {limit}; send it "
-            "again when some of it is done",
-            retry_after_s=RETRY_AFTER_S,
+            admission.reason, code=admission.code, retry_after_s=admission.retry_after_s
         )
+
+
+def _disk() -> Disk | None:
     directory: Path | None = settings.AIRS_DATA_DIRECTORY
-    floor = settings.AIRS_MIN_FREE_BYTES
-    if directory is not None and (free := shutil.disk_usage(directory).free) < floor:
-        raise BacklogFull(
-            f"the disk of the database has {free} free bytes, fewer than {floor} "
-            "(AIRS_MIN_FREE_BYTES); free some, or send it again when some of the backlog is done",
-            retry_after_s=RETRY_AFTER_S,
-        )
+    if directory is None:
+        return None
+    return Disk(
+        free_bytes=shutil.disk_usage(directory).free, floor_bytes=settings.AIRS_MIN_FREE_BYTES
+    )
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import httpx
 import psycopg2
@@ -65,6 +65,13 @@ def rows(count: int, *, prefix: str = "r", words: int = 30, start: int = 0) -> l
 def ndjson(documents: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as an NDJSON body."""
     return b"".join(json.dumps(d).encode() + b"\n" for d in documents)
+
+
+class Served(Protocol):
+    """A model server of whatever kind."""
+
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass(kw_only=True)
@@ -182,7 +189,9 @@ class Stack:
             cursor.execute(sql, values)
             return cursor.fetchall()
 
-    def register(self, stub: Stub, *, rater: str, max_concurrency: int = 16, **fields: Any) -> None:
+    def register(
+        self, stub: Served, *, rater: str, max_concurrency: int = 16, **fields: Any
+    ) -> None:
         """Register an external model and an `oip_score` rater for it."""
         model = {
             "id": f"model-{rater}", "kind": "external", "protocol": "oip", "url": stub.url,

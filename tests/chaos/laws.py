@@ -67,10 +67,13 @@ ALWAYS = {
         JOIN fulfillment_workflow w ON w.id = r.workflow_id
         WHERE r.state = 0 AND w.finished_at IS NOT NULL
     """,
-    "I2: what was completed by a rating has that very rating": """
+    "I2: what was completed by a rating has that very rating, unless its url was purged": """
         SELECT r.id, r.rating_id FROM fulfillment_ratingrequest r
         LEFT JOIN fulfillment_rating a ON a.id = r.rating_id
         WHERE r.state = 1 AND (a.fingerprint, a.score) IS DISTINCT FROM (r.fingerprint, r.score)
+          AND NOT (a.id IS NULL AND r.rating_id IS NOT NULL AND EXISTS (
+              SELECT FROM fulfillment_purge p
+              WHERE p.url_digest = r.url_digest AND NOT p.dry_run))
     """,
     "I3: one rating completes one request as `model`, and others only as copies": """
         SELECT r.rating_id, count(*) FROM fulfillment_ratingrequest r

@@ -47,6 +47,8 @@ class Scene:
     check: Callable[[World, Ground], None] = lambda _world, _ground: None
     dies_in_executor: bool = False
     """Whether predictions under way may be lost with the act, and be made again."""
+    again: int = 0
+    """Predictions beyond the first that it may cost on purpose."""
 
 
 def names(tag: str, count: int, kind: str = "ok") -> list[str]:
@@ -222,22 +224,22 @@ def _zombie_comes_back(world: World, ground: Ground) -> None:
     leases.take_over(
         pairs, boot_id=world.executor.boot_id, task_id=task, call_limit=timedelta(minutes=1)
     )
-    _nothing_changes(world, lambda: leases.finish(_one_each(world.executor.said)))
+    nothing_changes(world, lambda: leases.finish(_one_each(world.executor.said)))
     world.messages = []
     world.executor.rate(pairs, task_id=task)
 
 
 def _said_again(world: World, ground: Ground) -> None:
     _both_complete(world, ground)
-    _nothing_changes(world, lambda: world.executor.rate([p for m in world.delivered for p in m]))
-    _nothing_changes(world, lambda: leases.finish(_one_each(world.executor.said)))
+    nothing_changes(world, lambda: world.executor.rate([p for m in world.delivered for p in m]))
+    nothing_changes(world, lambda: leases.finish(_one_each(world.executor.said)))
 
 
 def _one_each(said: Sequence[Finish]) -> list[Finish]:
     return list({finish.taken.batch_id: finish for finish in said}.values())
 
 
-def _nothing_changes(world: World, act: Callable[[], object]) -> None:
+def nothing_changes(world: World, act: Callable[[], object]) -> None:
     def written() -> list[object]:
         return [
             world.look(f"SELECT t.*, t.xmin FROM fulfillment_{table} t ORDER BY 1")

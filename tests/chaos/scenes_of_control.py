@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from fulfillment import deliveries, notify
+from fulfillment import deliveries, notify, raters
 from fulfillment.clock import database_now
-from fulfillment.models import Delivery, Event, RatingRequest, Workflow
+from fulfillment.models import Delivery, DeliveryAttempt, Event, RatingRequest, Workflow
 from fulfillment.policy.delivery import DeliveryState
 from fulfillment.policy.lifecycle import RequestState, WorkflowState
 from tests.builders import RATER
@@ -160,6 +160,75 @@ def _told(world: World, ground: Ground) -> None:
     assert {seen.body for seen in heard} == {bytes(delivery.body)}
 
 
+def _arrived(world: World, tag: str) -> Ground:
+    """What was delivered, and where to have it delivered again."""
+    ground = _published(world, tag)
+    _news_arrive(world, ground)
+    _told(world, ground)
+    delivery = Delivery.objects.select_related("endpoint").get(event__workflow=ground.workflow)
+    ground.key = (
+        f"/webhook-endpoints/{delivery.endpoint.public_id}/deliveries/{delivery.public_id}/replay"
+    )
+    return ground
+
+
+def _replay(world: World, ground: Ground) -> None:
+    world.api.post(ground.key)
+    deliveries.run_once(database_now())
+
+
+def _replay_again(world: World, ground: Ground) -> None:
+    answer = world.api.post(ground.key)
+    assert answer.status_code == 202, answer.content
+    _news_arrive(world, ground)
+
+
+def _told_again(world: World, ground: Ground) -> None:
+    """Still one delivery, taken: the same id and bytes each time, each attempt in its log."""
+    (event,) = Event.objects.filter(workflow=ground.workflow)
+    (delivery,) = Delivery.objects.filter(event=event)
+    assert (delivery.state, delivery.lease_until) == (DeliveryState.DELIVERED, None)
+    heard = [seen for seen in world.heard if seen.headers["webhook-id"] == event.public_id]
+    assert 2 <= len(heard) <= 3
+    assert {seen.body for seen in heard} == {bytes(delivery.body)}
+    log = DeliveryAttempt.objects.filter(delivery=delivery).order_by("number")
+    numbers = list(log.values_list("number", flat=True))
+    assert numbers == list(range(1, delivery.attempts + 1))
+    assert 2 <= delivery.attempts <= len(heard)
+
+
+def _two_versions(world: World, tag: str) -> Ground:
+    """Work of an old rater version in all states, and a workflow of the current one."""
+    ground = busy(world, tag)
+    raters.change(rater_id=RATER, changes={"config": {"changed_for": tag}}, now=database_now())
+    ground.workflows.append(world.submit(names(f"{tag}n", 4), batch_size=2))
+    return ground
+
+
+def _retire(world: World, ground: Ground) -> None:
+    number = ground.workflow.rater_version.number
+    world.operator.post(f"/raters/{RATER}/versions/{number}/retire")
+
+
+def _retire_again(world: World, ground: Ground) -> None:
+    number = ground.workflow.rater_version.number
+    answer = world.operator.post(f"/raters/{RATER}/versions/{number}/retire")
+    assert answer.status_code == 200, answer.content
+    assert answer.json()["retired_at"] is not None
+
+
+def _retired(world: World, ground: Ground) -> None:
+    """What had not been started ended, with a code; started tries and the new version went on."""
+    old, new = (Workflow.objects.get(pk=w.pk) for w in ground.workflows)
+    assert (old.state, new.state) == (WorkflowState.PARTIAL, WorkflowState.COMPLETED)
+    ended = RatingRequest.objects.filter(workflow=old)
+    assert ended.filter(state=RequestState.COMPLETED).exists()
+    errors = ended.exclude(state=RequestState.COMPLETED).values_list("error", flat=True)
+    assert set(errors) == {"invalid_request", "version_retired"}
+    refused = world.act(old, "retry")
+    assert (refused.status_code, refused.json()["code"]) == (409, "version_retired")
+
+
 CONTROL_SCENES = [
     *map(_acting, ENDS),
     Scene(name="pause", arrange=busy, act=_pause, go_on=_pause_and_resume,
@@ -172,4 +241,6 @@ CONTROL_SCENES = [
           check=_retried_once),
     Scene(name="publish", arrange=_with_webhook, act=_publish, go_on=_news_arrive, check=_told),
     Scene(name="send", arrange=_published, act=_send, go_on=_news_arrive, check=_told),
+    Scene(name="replay", arrange=_arrived, act=_replay, go_on=_replay_again, check=_told_again),
+    Scene(name="retire", arrange=_two_versions, act=_retire, go_on=_retire_again, check=_retired),
 ]  # fmt: skip

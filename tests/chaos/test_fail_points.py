@@ -11,13 +11,15 @@ import pytest
 from tests.chaos import laws
 from tests.chaos.fail_points import FailPoints, How, watched
 from tests.chaos.scenes import SCENES, Scene
+from tests.chaos.scenes_of_archive import ARCHIVE_SCENES
 from tests.chaos.scenes_of_control import CONTROL_SCENES
+from tests.chaos.scenes_of_keeping import KEEPING_SCENES
 from tests.chaos.world import World
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 HOWS: tuple[How, ...] = ("dies", "breaks")
-ALL = [*SCENES, *CONTROL_SCENES]
+ALL = [*SCENES, *CONTROL_SCENES, *ARCHIVE_SCENES, *KEEPING_SCENES]
 SEED = 20_261_130
 BREAKS = 3
 """The whole form breaks the connection at one boundary in so many; it dies at all of them."""
@@ -48,7 +50,7 @@ def play(world: World, scene: Scene, points: FailPoints, *, tag: str) -> None:
     scene.go_on(world, ground)
     world.settle()
     scene.check(world, ground)
-    assert world.model.again() - before <= lost
+    assert world.model.again() - before <= lost + scene.again
 
 
 def strike(world: World, scene: Scene, how: How, at: int, name: str) -> None:

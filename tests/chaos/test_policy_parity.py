@@ -6,15 +6,19 @@ a simulator say, behaves as the service does.
 """
 
 import random
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from django.db.models import Sum
+from pytest_django import Settings
 
-from fulfillment import dispatch, leases
+from fulfillment import backlog, dispatch, leases, raters
 from fulfillment.clock import database_now
 from fulfillment.leases import Taken
 from fulfillment.models import (
@@ -22,12 +26,15 @@ from fulfillment.models import (
     ExecutorBoot,
     Rater,
     RaterVersion,
+    StatsDelta,
     Workflow,
     WorkflowStats,
 )
-from fulfillment.policy import ordering, traffic
+from fulfillment.policy import admission, ordering, traffic
 from fulfillment.policy.lifecycle import DISPATCHED, BatchState
 from fulfillment.policy.priority import PriorityClass, priority_class
+from tests import builders
+from tests.builders import MODEL, RATER, Api, row
 from tests.executor_stage import staged
 from tests.fakes import refusal, scripted
 from tests.rating_queue import (
@@ -246,3 +253,59 @@ def test_a_retry_is_what_the_policy_decides(
         last = traffic.decide_retry(**{**asked[-1][0], "attempt": 3})
         assert (last.retry, last.code) == (False, "attempts_exhausted")
         assert states(workflow) == ["FAILED"]
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def uploading(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.AIRS_SPOOL = tmp_path / "spool"
+    builders.use_plugins(settings)
+    raters.register(Rater(id=RATER, autorater="stub", model_id=MODEL), now=database_now())
+    monkeypatch.setattr(backlog, "BELIEVED_S", 0.0)
+    monkeypatch.setattr(backlog, "_counted", backlog._Count())
+
+
+def stored() -> int:
+    """Return the bytes of the backlog, added up table by table."""
+    return sum(
+        table._default_manager.aggregate(found=Sum("stored_bytes"))["found"] or 0
+        for table in (WorkflowStats, StatsDelta)
+    )
+
+
+@pytest.mark.usefixtures("uploading")
+def test_an_upload_is_let_in_as_the_policy_decides(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(SEED)
+    api = Api()
+    refused: Counter[bool] = Counter()
+    for turn in range(PASSES):
+        settings.AIRS_MAX_BACKLOG_BYTES = max(1, stored() + chance.randrange(-500, 900))
+        settings.AIRS_MIN_FREE_BYTES = chance.randrange(1_000)
+        settings.AIRS_DATA_DIRECTORY = chance.choice([None, tmp_path])
+        free = chance.randrange(1_500)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, f=free: Usage(total=f, used=0, free=f))
+        disk = admission.Disk(free_bytes=free, floor_bytes=settings.AIRS_MIN_FREE_BYTES)
+        decision = admission.admit(
+            stored_bytes=stored(),
+            limit_bytes=settings.AIRS_MAX_BACKLOG_BYTES,
+            disk=disk if settings.AIRS_DATA_DIRECTORY else None,
+        )
+
+        answer = api.upload(f"/workflows?rater={RATER}", [row(10 * turn + n) for n in range(3)])
+
+        refused[not decision.admitted] += 1
+        if decision.admitted:
+            assert answer.status_code == 202, answer.content
+            continue
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (507, decision.code)
+        assert problem["detail"] == decision.reason
+        assert float(answer.headers["Retry-After"]) == decision.retry_after_s
+    assert min(refused[True], refused[False]) > PASSES // 5, refused

@@ -1,8 +1,9 @@
 """AIRS in one process: a client, a dispatcher, an executor and a checker that can die anywhere.
 
 Names of rows say what the model makes of them: `bad…` is refused for good, `flaky…` fails once and
-then is rated, all others are rated. `settle` is the normal recovery, as the surviving processes do
-it, until every workflow is finished; time passes by later `now`s, never by waiting.
+then is rated, all others are rated; those called `secret…` are of one url. `settle` is the normal
+recovery, as the surviving processes do it, until every workflow is finished; time passes by later
+`now`s, never by waiting.
 """
 
 import uuid
@@ -19,7 +20,7 @@ from django.db import connection
 
 from fulfillment import completion, documents, leases, retention
 from fulfillment.clock import database_now
-from fulfillment.leases import Finish, Scored, Taken
+from fulfillment.leases import Finish, Taken
 from fulfillment.models import (
     Batch,
     ExecutorBoot,
@@ -28,6 +29,7 @@ from fulfillment.models import (
 )
 from fulfillment.policy.batching import halves
 from fulfillment.policy.lifecycle import BatchState, WorkflowState
+from fulfillment.scores import Scored
 from tests.builders import RATER, Api
 from tests.chaos import laws
 from tests.chaos.fail_points import FailPoints
@@ -36,6 +38,12 @@ from tests.rating_queue import Queue, Replica, boot, end_pauses, queue, sent_ite
 
 CALL = timedelta(seconds=60)
 MOST_TURNS = 40
+SECRET_URL = "https://private.example/"
+FORGOTTEN = (
+    "workflow", "workflowstats", "statsdelta", "ratingrequest", "batch", "batchpayload", "upload",
+    "rating", "purge", "shadowsample", "shadowscore", "flow", "queuesample", "erasure", "flight",
+    "failedflight", "batchwait",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -43,10 +51,12 @@ class Model:
     """A model server with a script; what it has answered cannot be taken back."""
 
     predictions: Counter[str] = field(default_factory=Counter)
+    computed: Counter[str] = field(default_factory=Counter)
+    """The same by fingerprint: an item has one for each version of its rater."""
     failures: Counter[str] = field(default_factory=Counter)
     """Calls of an item that gave it no score."""
 
-    def ask(self, names: Sequence[str]) -> list[float] | str:
+    def ask(self, names: Sequence[str], fingerprints: Sequence[str]) -> list[float] | str:
         """Return a score for each item, or why there is none."""
         if any(name.startswith("bad") for name in names):
             self.failures.update(names)
@@ -55,6 +65,7 @@ class Model:
             self.failures.update(names)
             return "server_error"
         self.predictions.update(names)
+        self.computed.update(fingerprints)
         return [stub_score(name, "") for name in names]
 
     def again(self, names: Iterable[str] | None = None) -> int:
@@ -97,10 +108,15 @@ class Executor:
                 return
             finish.calls += 1
             self.points.reach("model call")
-            answer = self.model.ask([rows[i][0]["query_text"] for i in items])
+            answer = self.model.ask(
+                [rows[i][0]["query_text"] for i in items], [taken.fingerprints[i] for i in items]
+            )
             self.points.reach("model answer")
             if not isinstance(answer, str):
-                scored.update((i, Scored(score=s)) for i, s in zip(items, answer, strict=True))
+                scored.update(
+                    (i, Scored(score=s, output=f'"{rows[i][0]["text"]}"', url_digest=rows[i][1]))
+                    for i, s in zip(items, answer, strict=True)
+                )
             elif answer == "server_error":
                 finish.not_before = database_now() + timedelta(seconds=60)
             elif len(items) == 1:
@@ -125,6 +141,7 @@ class World:
 
     look: Callable[..., list[tuple[Any, ...]]]
     api: Api
+    operator: Api
     receiver: str = ""
     """Address of a webhook receiver that takes everything."""
     heard: list[Seen] = field(default_factory=list)
@@ -230,6 +247,13 @@ class World:
         """Let uploads that stand still be removed."""
         retention.run_once(database_now() + timedelta(seconds=120))
 
+    def forget(self) -> None:
+        """Erase all workflows and ratings, so that what walks through them has the same way."""
+        tables = ", ".join(f"fulfillment_{name}" for name in FORGOTTEN)
+        with connection.cursor() as cursor:
+            cursor.execute(f"TRUNCATE {tables}, chaos_move CASCADE")
+        self.messages.clear()
+
     def silence_uploads(self) -> None:
         """Let the heartbeat of unfinished uploads be a minute old."""
         Upload.objects.filter(finished_at=None).update(
@@ -246,7 +270,13 @@ def path(resource: str, **parameters: Any) -> str:
 def documents_of(rows: Sequence[str], *, start: int = 0) -> list[dict[str, Any]]:
     """Return request rows; those of one name are equal but for their id."""
     return [
-        {"request_id": f"r{number}", "query_text": name, "text": name}
+        {
+            "request_id": f"r{number}",
+            "query_text": name,
+            "text": name,
+            "note": name,
+            **({"url": SECRET_URL} if name.startswith("secret") else {}),
+        }
         for number, name in enumerate(rows, start)
     ]
 

@@ -248,7 +248,7 @@ def _workflow_of_an_external_model() -> Workflow:
     now = database_now()
     ModelConfig.objects.create(
         id=builders.MODEL, kind=ModelKind.EXTERNAL, model_name="m", url="http://127.0.0.1:1",
-        version="1", created_at=now, updated_at=now,
+        version_label="1", created_at=now, updated_at=now,
     )  # fmt: skip
     return submit(
         ["a"],
