@@ -26,7 +26,11 @@ class ModelDescription(Protocol):
 
     @property
     def version(self) -> str:
-        """Checkpoint digest, or the operator's label and what the server last reported."""
+        """What raters are pinned to and the archive goes by.
+
+        Checkpoint digest, or the operator's label of an external model, which stands for the first
+        version that its server reports; the label and the version for any other one.
+        """
 
 
 class Replica(Protocol):
@@ -40,11 +44,7 @@ class Replica(Protocol):
     def model_id(self) -> str: ...
     @property
     def version(self) -> str:
-        """What it serves; "" when an external server has not said yet."""
-
-    @property
-    def label(self) -> str:
-        """The operator's name for it: what raters were pinned to before the server had reported."""
+        """What raters that it may rate for are pinned to, as in `ModelDescription`."""
 
     @property
     def window(self) -> int:

@@ -146,9 +146,15 @@ class ModelChanges(_Form):
         required=False,
         allow_blank=True,
         max_length=128,
-        help_text="External: accept the version that the server reports now; empty: ask again",
+        help_text="External: the version that counts from now on, as its server reports it; "
+        "empty: ask the server",
     )
-    version_label = _Text(required=False, allow_blank=True, max_length=128)
+    version_label = _Text(
+        required=False,
+        allow_blank=True,
+        max_length=128,
+        help_text="External: your name for what it serves; another name is another archive key",
+    )
     pool = _Text(required=False, allow_null=True, max_length=64)
     loader = _Text(required=False, max_length=32)
     checkpoint = _Path(
@@ -469,7 +475,7 @@ class ModelAddressView(_View):
             {
                 "key": replica.key,
                 "url": replica.address,
-                "version": replica.version,
+                "version": replica.shown_version,
                 "window": replica.window,
                 "managed": replica.managed,
             }

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from models_admin import secrets
+from django.db import transaction
+from django.db.models import QuerySet
+
+from models_admin import secrets, versions
 from models_admin.models import ModelConfig, ModelKind, ModelServer, ModelVersion
 from models_admin.policy.reconcile import ServerState
 
@@ -23,6 +26,7 @@ class ModelDescription:
     id: str
     protocol: str
     version: str
+    """What raters are pinned to."""
     kind: str
     timeout_s: float
 
@@ -34,14 +38,15 @@ class Replica:
     key: str
     model_id: str
     version: str
+    """What raters that it may rate for are pinned to."""
+    shown_version: str
+    """What its server calls it, or the operator's label while that is not known."""
     window: int
     protocol: str
     managed: bool
     address: str
     seen_at: datetime | None = None
     """When its agent last heard of it; nobody watches an external model."""
-    label: str = ""
-    """The operator's name for what it serves; raters are pinned to it until the server reports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +62,9 @@ class EndpointData:
     managed: bool
     """Whether we run its server: then another version's answer is one of another replica."""
     version: str
+    """What its answers call themselves; "" when an external server has not said yet."""
+    key_version: str
+    """What raters are pinned to whose ratings those answers are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +73,8 @@ class VersionReport:
 
     version: str
     """The one that counts: the first reported, until an operator accepts another."""
+    key_version: str | None
+    """What raters are pinned to whose ratings its answers are; None when the model is gone."""
     changed: bool
     """The server now is another one: its answers must not be used, the rater pauses."""
 
@@ -80,7 +90,7 @@ class ModelDirectory:
         return ModelDescription(
             id=model.id,
             protocol=model.protocol,
-            version=model.served_version,
+            version=model.key_version,
             kind=model.kind,
             timeout_s=model.timeout_s,
         )
@@ -97,6 +107,7 @@ class ModelDirectory:
                     key=server.key,
                     model_id=server.model_id,
                     version=server.version,
+                    shown_version=server.version,
                     window=server.model.window,
                     protocol=server.model.protocol,
                     managed=True,
@@ -109,12 +120,12 @@ class ModelDirectory:
                 Replica(
                     key=f"ext-{model.id}",
                     model_id=model.id,
-                    version=model.served_version,
+                    version=model.key_version,
+                    shown_version=model.served_version,
                     window=model.max_concurrency,
                     protocol=model.protocol,
                     managed=False,
                     address=model.url,
-                    label=model.version_label,
                 )
                 for model in external.order_by("id")
             ),
@@ -124,7 +135,7 @@ class ModelDirectory:
         """Return how to call a replica; None when this run of it has ended."""
         kind, _, name = replica_key.partition("-")
         if kind == "ext":
-            model = ModelConfig.objects.filter(pk=name, kind=ModelKind.EXTERNAL).first()
+            model = _externals(name).first()
             return None if model is None else _external(model)
         pk, _, starts = name.partition("-")
         if kind != "ms" or not (pk.isdecimal() and starts.isdecimal()):
@@ -148,16 +159,38 @@ class ModelDirectory:
         The first one counts; a later, different one is recorded for the operator to accept
         (`PATCH /models/{id}` with `version`) and changes nothing.
         """
-        model = ModelConfig.objects.filter(pk=model_id, kind=ModelKind.EXTERNAL).first()
-        if model is None or not version or model.version == version:
-            return VersionReport(version=model.version if model else "", changed=False)
+        model = _externals(model_id).first()
+        if model is not None and version not in ("", model.version, model.reported):
+            model = _note(model_id, version, now)
+        if model is None:
+            return VersionReport(version="", key_version=None, changed=False)
+        return VersionReport(
+            version=model.version,
+            key_version=model.key_version,
+            changed=version not in ("", model.version),
+        )
+
+
+def _externals(model_id: str) -> QuerySet[ModelConfig]:
+    return ModelConfig.objects.filter(pk=model_id, kind=ModelKind.EXTERNAL)
+
+
+def _note(model_id: str, version: str, now: datetime) -> ModelConfig | None:
+    """Store a version that is news, and return the model."""
+    with transaction.atomic():
+        # Of two first reports at once, the second finds that the first counts.
+        model = _externals(model_id).select_for_update().first()
+        if model is None:
+            return None
         ModelVersion.objects.get_or_create(
             model=model, version=version, defaults={"first_seen_at": now}
         )
-        # Of two first reports at once, one finds the version unset.
-        ModelConfig.objects.filter(pk=model_id, version="").update(version=version)
-        counts = ModelConfig.objects.values_list("version", flat=True).get(pk=model_id)
-        return VersionReport(version=counts, changed=counts != version)
+        if not model.version:
+            versions.settle(model, version)
+        elif model.version != version:
+            model.reported = version
+        model.save(update_fields=["version", "first_version", "reported"])
+    return model
 
 
 def _hosted(server: ModelServer) -> EndpointData:
@@ -170,6 +203,7 @@ def _hosted(server: ModelServer) -> EndpointData:
         protocol=server.model.protocol,
         managed=True,
         version=server.version,
+        key_version=server.version,
     )
 
 
@@ -183,6 +217,7 @@ def _external(model: ModelConfig) -> EndpointData:
         protocol=model.protocol,
         managed=False,
         version=model.version,
+        key_version=model.key_version,
     )
 
 

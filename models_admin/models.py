@@ -75,7 +75,22 @@ class ModelConfig(models.Model):
         max_length=VERSION_LENGTH,
         blank=True,
         default="",
-        help_text="The operator's name for the version of an external server that reports none",
+        help_text="The operator's name for what an external server serves: it stands for the first "
+        "version known under it, and another name is another archive key",
+    )
+    first_version = models.CharField(
+        max_length=VERSION_LENGTH,
+        blank=True,
+        default="",
+        editable=False,
+        help_text="What the label of an external model stands for",
+    )
+    reported = models.CharField(
+        max_length=VERSION_LENGTH,
+        blank=True,
+        default="",
+        editable=False,
+        help_text="Another version that an external server reported since, to be accepted",
     )
     timeout_s = models.FloatField(default=60.0, help_text="Total time of one call")
     sends_priority = models.BooleanField(default=False, help_text="Its server knows priorities")
@@ -132,6 +147,11 @@ class ModelConfig(models.Model):
                 & ~Q(url=""),
                 name="model_hosted_or_external",
             ),
+            models.CheckConstraint(
+                condition=Q(first_version="", reported="")
+                | Q(kind=ModelKind.EXTERNAL) & ~Q(version=""),
+                name="model_reports",
+            ),
             models.CheckConstraint(condition=Q(timeout_s__gt=0), name="model_timeout"),
             models.CheckConstraint(
                 condition=Q(max_concurrency__gte=1, window__gte=1, devices_per_replica__gte=1),
@@ -163,8 +183,21 @@ class ModelConfig(models.Model):
 
     @property
     def served_version(self) -> str:
-        """What is served, or its label while an external server has reported nothing."""
+        """What people are shown: what is served, or its label while a server reported nothing."""
         return self.version or self.version_label
+
+    @property
+    def key_version(self) -> str:
+        """What raters are pinned to and the archive goes by.
+
+        Of an external model it is the label alone, before and after the server first reports: when
+        it does must not matter. Any other version is added to it (no label holds a tab).
+        """
+        if self.kind == ModelKind.HOSTED:
+            return self.version
+        if self.version == self.first_version:
+            return self.version_label
+        return f"{self.version_label}\t{self.version}"
 
 
 class ModelVersion(models.Model):
@@ -182,6 +215,25 @@ class ModelVersion(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model_id}: {self.version}"
+
+
+class ModelLabel(models.Model):
+    """What a label of an external model stands for: the first version known under it.
+
+    Never changed, and kept when its model is removed: the archive's keys are, too.
+    """
+
+    model_id = models.CharField(max_length=ID_LENGTH)
+    label = models.CharField(max_length=VERSION_LENGTH, blank=True)
+    version = models.CharField(max_length=VERSION_LENGTH)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["model_id", "label"], name="model_label_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_id} {self.label!r}: {self.version}"
 
 
 class ModelServer(models.Model):

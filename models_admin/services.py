@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import F, Sum
 
-from models_admin import checkpoints, probe, secrets, serving
+from models_admin import checkpoints, probe, secrets, serving, versions
 from models_admin.directory import call_headers
 from models_admin.errors import CheckpointRefused, Conflict, InvalidFields, NotFound
 from models_admin.models import (
@@ -87,6 +87,8 @@ SECRETS: Final = frozenset({"api_key", "headers"})
 IMMUTABLE: Final = frozenset({"kind"})
 _ONLY_EXTERNAL: Final = ("url", "api_key", "headers", "version", "version_label")
 _ONLY_HOSTED: Final = ("pool", "loader", "checkpoint", "serving")
+_SERVED: Final = ("url", "model_name", "checkpoint", "version_label")
+"""A change of these may mean that another version is served."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +220,8 @@ def register_model(
         model.version = model.version or _find_version(model, ask_version)
         try:
             with transaction.atomic():
+                if model.kind == ModelKind.EXTERNAL:
+                    versions.settle(model, model.version)
                 model.save(force_insert=True)
                 _note_version(model, model.version, now)
         except IntegrityError:
@@ -255,28 +259,35 @@ def update_model(
     """Change settings of a model.
 
     Running replicas keep what they were started with until a restart. For an external model,
-    `version` accepts the version that its server reports now ("" = its next answer tells).
+    `version` is the one that counts from now on; "" asks its server. One that cannot tell keeps the
+    version it has, and pauses its raters should it turn out to serve another. Under a new label the
+    next version that is known is the first one; a former label stands for what it did.
     """
     model = find_model(model_id)
     if "kind" in fields and fields["kind"] != model.kind:
         refuse([Problem(field="kind", code="immutable", detail="register another model instead")])
-    before = {name: getattr(model, name) for name in ("url", "model_name", "checkpoint")}
+    before = {name: getattr(model, name) for name in _SERVED}
     _assign(model, fields)
     refuse(_problems(model, fields, new=False))
     moved = any(getattr(model, name) != value for name, value in before.items())
-    found = model.version
-    if moved and not fields.get("version"):
+    asks = "version" in fields or moved
+    found = fields.pop("version", "")
+    if asks and not found:
         found = _find_version(model, ask_version)
     with transaction.atomic():
         current = _lock(model_id)
+        label = current.version_label
         _assign(current, fields)
         current.wanted_replicas = min(
             max(current.wanted_replicas, current.replicas_min), current.replicas_max
         )
         _check_room(current, started=current.started, replicas=current.wanted_replicas)
         _note_version(current, found, now)
+        if current.kind == ModelKind.EXTERNAL:
+            if found or current.version_label != label:
+                versions.settle(current, found)
         # What runs still serves the old checkpoint: the first new replica brings its version.
-        if not current.started:
+        elif found and not current.started:
             current.version = found
         current.updated_at = now
         current.save()
@@ -335,10 +346,9 @@ def resize_model(model_id: str, replicas: int, *, now: datetime, actor: str = ""
 def accept_version(model_id: str, *, now: datetime, actor: str = "") -> ModelConfig:
     """Let the version that an external server last came up with count from now on."""
     model = find_model(model_id)
-    latest = model.versions.order_by("first_seen_at", "pk").last()
-    if model.kind != ModelKind.EXTERNAL or latest is None or latest.version == model.version:
+    if not model.reported:
         raise Conflict(f"Model {model_id} reports no other version.", code="no_other_version")
-    return update_model(model_id, now=now, actor=actor, version=latest.version)
+    return update_model(model_id, now=now, actor=actor, version=model.reported)
 
 
 def remove_model(model_id: str, *, actor: str = "") -> None:
@@ -548,6 +558,8 @@ def _is_same(existing: ModelConfig, asked: ModelConfig, fields: ModelFields) -> 
     """Say whether a registration only repeats what is stored; sealed text differs each time."""
     ignored = SECRETS | {
         "version",
+        "first_version",
+        "reported",
         "started",
         "wanted_replicas",
         "restart_generation",

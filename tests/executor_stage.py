@@ -29,6 +29,7 @@ class Endpoint:
     timeout_s: float = 5.0
     sends_priority: bool = False
     managed: bool = True
+    key_version: str = "1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Report:
 
     version: str
     changed: bool
+    key_version: str = "1"
 
 
 @dataclass(kw_only=True)

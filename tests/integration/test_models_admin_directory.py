@@ -1,14 +1,18 @@
 """What fulfillment and executors are told of models."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fulfillment.model_directory import ModelDirectory, model_directory
 from models_admin import services
 from models_admin.directory import HEARTBEAT_LIMIT, directory
+from models_admin.errors import Conflict
 from models_admin.models import ModelConfig, ModelServer, ModelVersion
 from models_admin.policy.reconcile import ServerState
 
@@ -156,7 +160,8 @@ def test_the_first_reported_version_counts_and_a_later_one_is_a_change() -> None
     assert (other.version, other.changed) == ("7", True)
     described = directory.describe("ext")
     assert described is not None
-    assert described.version == "7"
+    assert described.version == "spring", "it stands for the first version"
+    assert first.key_version == other.key_version == "spring"
     assert set(ModelVersion.objects.values_list("version", flat=True)) == {"7", "8"}
 
 
@@ -169,6 +174,61 @@ def test_an_operator_accepts_a_changed_version() -> None:
 
     assert not directory.report_version("ext", "8", NOW).changed
     assert directory.report_version("ext", "7", NOW).changed
+
+
+def test_the_admin_action_accepts_what_the_server_reports_now() -> None:
+    external()
+    for version in ("a", "b", "a", "b"):
+        if directory.report_version("ext", version, NOW).changed:
+            services.accept_version("ext", now=NOW)
+        assert ModelConfig.objects.get().version == version
+
+    with pytest.raises(Conflict):
+        services.accept_version("ext", now=NOW)
+
+
+_numbers = count()
+names = st.sampled_from(["", "x", "y"])
+served = st.sampled_from(["a", "b", "x"])
+steps = st.one_of(
+    st.tuples(st.just("report"), served),
+    st.tuples(st.just("accept"), served),
+    st.tuples(st.just("label"), names),
+    st.tuples(st.just("move"), st.sampled_from(["/1", "/2"])),
+    st.tuples(st.just("again"), names),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(steps, max_size=10))
+def test_a_key_is_one_version_under_one_label_for_good(story: list[tuple[str, str]]) -> None:
+    model_id = f"ext-{next(_numbers)}"
+    external(model_id)
+    meanings: dict[str, tuple[str, str]] = {}
+    keys: dict[tuple[str, str], str] = {}
+    for step, value in story:
+        before = ModelConfig.objects.get(pk=model_id)
+        match step:
+            case "report":
+                directory.report_version(model_id, value, NOW)
+            case "accept":
+                services.update_model(model_id, now=NOW, version=value)
+            case "label":
+                services.update_model(model_id, now=NOW, ask_version=no_answer, version_label=value)
+            case "move":
+                services.update_model(
+                    model_id, now=NOW, ask_version=no_answer, url="http://127.0.0.1:9" + value
+                )
+            case "again":
+                services.remove_model(model_id)
+                external(model_id, version_label=value)
+        model = ModelConfig.objects.get(pk=model_id)
+        if not before.version and (step == "report" or step == "accept"):
+            assert model.key_version == before.key_version, "learning it changes no key"
+        if model.version:
+            meaning = (model.version_label, model.version)
+            assert meanings.setdefault(model.key_version, meaning) == meaning
+            assert keys.setdefault(meaning, model.key_version) == model.key_version
 
 
 def test_a_hosted_model_reports_through_its_agent_only() -> None:
