@@ -41,7 +41,8 @@ _WORK = """
 """
 _OUT = f"""
     SELECT workflow_id, state, count(*) FROM (
-        SELECT workflow_id, state FROM fulfillment_batch WHERE state = 1
+        (SELECT workflow_id, state FROM fulfillment_batch WHERE state = 1
+         ORDER BY id LIMIT {MOST_COUNTED})
         UNION ALL
         (SELECT workflow_id, state FROM fulfillment_batch WHERE state = 2
          ORDER BY id LIMIT {MOST_COUNTED})

@@ -14,10 +14,11 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-from fulfillment import arrays, outcomes, prepared
-from fulfillment.outcomes import NewRating, Outcome
+from fulfillment import arrays, outcomes, prepared, scores
+from fulfillment.outcomes import Outcome
 from fulfillment.policy.batching import indices_of
-from fulfillment.policy.lifecycle import DISPATCHED, STARTED, BatchState, RequestState, Source
+from fulfillment.policy.lifecycle import DISPATCHED, STARTED, BatchState, RequestState
+from fulfillment.scores import Scored, ScoredBatch
 
 PICK_UP = timedelta(seconds=15)
 """From the claim to the executor's first statement; then the message counts as lost."""
@@ -30,9 +31,8 @@ LOST_BEFORE_SINGLES = 2
 which of them kills."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """A batch in the hands of an executor."""
+class Taken(NamedTuple):
+    """A batch in the hands of an executor, as `take_over` reads it."""
 
     batch_id: int
     fence: int
@@ -71,6 +71,8 @@ def take_over(
     So are those of workflows that may not start a try any more. Repeating it for the same boot and
     task returns the same, so a redelivered message is harmless.
     """
+    # It need not outlive a crash of PostgreSQL, so nobody waits for the disk: the batch is then as
+    # it was claimed, and what was taken over may still be written under the same fence.
     # `state + 0`, here and in `_release`: with `state` the planner takes the small partial index of
     # leased batches, which holds the dead entries of the last seconds, instead of the primary key.
     with connection.cursor() as cursor:
@@ -82,7 +84,8 @@ def take_over(
                 FROM fulfillment_batch b
                 JOIN unnest(%s::bigint[], %s::bigint[]) AS m(id, fence)
                   ON b.id = m.id AND b.fence = m.fence
-                WHERE b.state + 0 = %s::int AND b.open_mask <> 0
+                WHERE (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+                  AND b.state + 0 = %s::int AND b.open_mask <> 0
                   AND (b.boot_id IS NULL OR b.boot_id = %s::uuid AND b.task_id = %s::uuid)
                 ORDER BY b.id FOR UPDATE OF b  -- as sweeps and finishes lock them
             )
@@ -93,8 +96,9 @@ def take_over(
             WHERE b.id = ours.id AND w.id = b.workflow_id AND w.state = ANY(%s::int[])
               AND w.deadline_at > clock_timestamp() AND r.id = w.rater_id AND p.batch_id = b.id
             RETURNING b.id, b.fence, b.replica, b.workflow_id, w.rater_version_id, w.rater_id,
-                      b.positions, b.item_of, b.fingerprints::text[], b.sent_mask, b.attempts,
-                      b.lost, w.priority, w.best_effort, w.deadline_at, r.max_attempts,
+                      b.positions, b.item_of,
+                      replace(array_to_string(b.fingerprints, ','), '-', ''), b.sent_mask,
+                      b.attempts, b.lost, w.priority, w.best_effort, w.deadline_at, r.max_attempts,
                       w.no_store, p.data, b.started_at, b.calls, b.tries, r.max_qps
             """,
             [
@@ -110,16 +114,8 @@ def take_over(
             ],
         )
         rows = cursor.fetchall()
-    names = Taken.__slots__
     return [
-        Taken(
-            **{
-                **dict(zip(names, row, strict=True)),
-                "fingerprints": [f.replace("-", "") for f in row[8]],
-                "payload": bytes(row[17]),
-            }
-        )
-        for row in rows
+        Taken(*row)._replace(fingerprints=row[8].split(","), payload=bytes(row[17])) for row in rows
     ]
 
 
@@ -144,17 +140,6 @@ def extend(batch_id: int, fence: int, *, call_limit: timedelta, probing: int | N
             ],
         )
         return bool(cursor.rowcount)
-
-
-class Scored(NamedTuple):
-    """A valid score of an item. `age_s` is the time since the model answered."""
-
-    score: float
-    label: str | None = None
-    output: str | None = None
-    warnings: Sequence[str] = ()
-    age_s: float = 0.0
-    url_digest: str | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -189,11 +174,15 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
         if now is None:
             return []
         live = [(f, current[f.taken.batch_id]) for f in finishes if f.taken.batch_id in current]
-        rating_ids = outcomes.add_ratings(
-            cursor, [rating for f, _ in live for rating in ratings_of(f, now)]
+        progress = outcomes.no_progress()
+        scores.write(
+            cursor,
+            [scored_of(f, cleared) for f, cleared in live],
+            now=now,
+            progress=progress,
         )
-        progress = outcomes.end_requests(
-            cursor, [o for f, cleared in live for o in outcomes_of(f, cleared, rating_ids, now)]
+        outcomes.end_requests(
+            cursor, [o for f, cleared in live for o in failures_of(f, cleared)], progress=progress
         )
         for f, _ in live:
             added = progress[f.taken.workflow_id]
@@ -207,16 +196,13 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             failed_at=now,
         )
         _note_tries(cursor, [f for f, _ in live if f.tries is not None])
-        prepared.execute(
+        outcomes.land(
             cursor,
-            # By key; the batch tells apart those that another batch has by now.
-            "DELETE FROM fulfillment_flight"
-            " WHERE fingerprint = ANY(%s::uuid[]) AND batch_id = ANY(%s::bigint[])",
             [
-                arrays.uuids(
-                    f.taken.fingerprints[i] for f, _ in live for i in indices_of(f.taken.sent)
-                ),
-                arrays.integers(current),
+                (f.taken.fingerprints[i], f.taken.batch_id)
+                for f, _ in live
+                for i in indices_of(f.taken.sent)
+                if i not in f.scored
             ],
         )
     # After COMMIT: of two that finish at once, neither would see that the other's was the last.
@@ -279,62 +265,45 @@ def _note_tries(cursor: Any, finishes: Sequence[Finish]) -> None:
         )
 
 
-def ratings_of(f: Finish, now: datetime) -> list[NewRating]:
-    """Return the ratings of a finish."""
-    return [
-        NewRating(
-            fingerprint=f.taken.fingerprints[item],
-            rater_version_id=f.taken.rater_version_id,
-            workflow_id=f.taken.workflow_id,
-            score=scored.score,
-            label=scored.label,
-            output=scored.output,
-            url_digest=scored.url_digest,
-            produced_at=now - timedelta(seconds=scored.age_s),
-            reusable=not f.taken.no_store,
-        )
-        for item, scored in f.scored.items()
-    ]
-
-
-def outcomes_of(
-    f: Finish, cleared: int, rating_ids: Mapping[str, int], now: datetime
-) -> list[Outcome]:
-    """Return how the items of a finish end, those whose open bits it cleared."""
+def scored_of(f: Finish, cleared: int) -> ScoredBatch:
+    """Return the scores of a finish, with the rows of the items whose open bits it cleared."""
     taken = f.taken
-    items = outcomes.positions_by_item(taken.positions, taken.item_of)
-    ended: list[Outcome] = []
-    for item, scored in f.scored.items():
-        if cleared >> item & 1:
-            ended.append(
-                Outcome(
-                    workflow_id=taken.workflow_id,
-                    positions=items[item],
-                    state=RequestState.COMPLETED,
-                    source=Source.MODEL,
-                    score=scored.score,
-                    label=scored.label,
-                    output=scored.output,
-                    rating_id=rating_ids[taken.fingerprints[item]],
-                    rated_at=now - timedelta(seconds=scored.age_s),
-                    attempts=taken.tries_of(item) + 1,
-                    warnings=scored.warnings,
-                )
-            )
-    for state, codes in ((RequestState.FAILED, f.failed), (RequestState.TIMED_OUT, f.timed_out)):
-        ended += (
-            Outcome(
-                workflow_id=taken.workflow_id,
-                positions=items[item],
-                state=state,
-                error=code,
-                output=f.said.get(item),
-                attempts=taken.tries_of(item) + 1,
-            )
-            for item, code in codes.items()
-            if cleared >> item & 1
+    rows = outcomes.positions_by_item(taken.positions, taken.item_of)
+    return ScoredBatch(
+        batch_id=taken.batch_id,
+        workflow_id=taken.workflow_id,
+        rater_version_id=taken.rater_version_id,
+        reusable=not taken.no_store,
+        fingerprints=taken.fingerprints,
+        items=[
+            (item, scored, rows[item] if cleared >> item & 1 else (), taken.tries_of(item) + 1)
+            for item, scored in f.scored.items()
+        ],
+    )
+
+
+def failures_of(f: Finish, cleared: int) -> list[Outcome]:
+    """Return how the items of a finish end that have no score, if it cleared their open bits."""
+    if not f.failed and not f.timed_out:
+        return []
+    taken = f.taken
+    rows = outcomes.positions_by_item(taken.positions, taken.item_of)
+    return [
+        Outcome(
+            workflow_id=taken.workflow_id,
+            positions=rows[item],
+            state=state,
+            error=code,
+            output=f.said.get(item),
+            attempts=taken.tries_of(item) + 1,
         )
-    return ended
+        for state, codes in (
+            (RequestState.FAILED, f.failed),
+            (RequestState.TIMED_OUT, f.timed_out),
+        )
+        for item, code in codes.items()
+        if cleared >> item & 1
+    ]
 
 
 def expire(*, now: datetime, trust_heartbeats: bool) -> int:

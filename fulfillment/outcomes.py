@@ -15,6 +15,9 @@ from fulfillment import arrays, prepared
 from fulfillment.models import PROGRESS_FIELDS, request_key
 from fulfillment.policy.lifecycle import RequestState, Source
 
+MOST_ATTEMPTS = 32_767
+"""What the column of a request's attempts takes."""
+
 
 class Outcome(NamedTuple):
     """How one item ended; `positions` are its rows, the first of which it was computed for.
@@ -39,18 +42,13 @@ class Outcome(NamedTuple):
     """The workflow whose model call it came from, where that is another one."""
 
 
-class NewRating(NamedTuple):
-    """A rating for the archive."""
+Progress = dict[int, dict[str, Any]]
+"""What was added, by workflow and name of a progress field; 0 where nothing was said."""
 
-    fingerprint: str
-    rater_version_id: int
-    workflow_id: int
-    score: float
-    label: str | None
-    output: str | None
-    url_digest: str | None
-    produced_at: datetime
-    reusable: bool
+
+def no_progress() -> Progress:
+    """Return progress to add to."""
+    return defaultdict(lambda: defaultdict(int))
 
 
 def positions_by_item(positions: Sequence[int], item_of: Sequence[int]) -> dict[int, list[int]]:
@@ -61,38 +59,12 @@ def positions_by_item(positions: Sequence[int], item_of: Sequence[int]) -> dict[
     return items
 
 
-def add_ratings(cursor: CursorWrapper, ratings: Sequence[NewRating]) -> dict[str, int]:
-    """Append ratings to the archive; return their ids by fingerprint."""
-    if not ratings:
-        return {}
-    prepared.execute(
-        cursor,
-        """
-        INSERT INTO fulfillment_rating (fingerprint, rater_version_id, workflow_id, score, label,
-                                        output, url_digest, produced_at, reusable)
-        SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::float8[], %s::text[],
-                             %s::jsonb[], %s::uuid[], %s::timestamptz[], %s::bool[])
-        RETURNING replace(fingerprint::text, '-', ''), id
-        """,
-        [
-            arrays.uuids(r.fingerprint for r in ratings),
-            arrays.integers(r.rater_version_id for r in ratings),
-            arrays.integers(r.workflow_id for r in ratings),
-            arrays.floats(r.score for r in ratings),
-            arrays.texts(r.label for r in ratings),
-            arrays.texts(r.output for r in ratings),
-            arrays.uuids(r.url_digest for r in ratings),
-            arrays.instants(r.produced_at for r in ratings),
-            arrays.booleans(r.reusable for r in ratings),
-        ],
-    )
-    return dict(cursor.fetchall())
-
-
-def end_requests(cursor: CursorWrapper, outcomes: Iterable[Outcome]) -> dict[int, dict[str, Any]]:
-    """Write the terminal states of all rows of the items; return the progress by workflow."""
+def end_requests(
+    cursor: CursorWrapper, outcomes: Iterable[Outcome], *, progress: Progress | None = None
+) -> Progress:
+    """Write the terminal states of all rows of the items; return the progress, with what it was."""
     rows: list[tuple[int, Source | None, Outcome]] = []
-    progress: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(int))
+    progress = no_progress() if progress is None else progress
     for outcome in outcomes:
         for number, position in enumerate(outcome.positions):
             source = outcome.source
@@ -129,7 +101,7 @@ def end_requests(cursor: CursorWrapper, outcomes: Iterable[Outcome]) -> dict[int
                 arrays.integers(o.rated_by_id for _, _, o in rows),
                 arrays.instants(o.rated_at for _, _, o in rows),
                 arrays.texts(o.error for _, _, o in rows),
-                arrays.integers(min(o.attempts, 32_767) for _, _, o in rows),
+                arrays.integers(min(o.attempts, MOST_ATTEMPTS) for _, _, o in rows),
                 arrays.texts(",".join(o.warnings) for _, _, o in rows),
             ],
         )
@@ -179,6 +151,22 @@ _ADD_PROGRESS = (
     f"INSERT INTO fulfillment_statsdelta (workflow_id, {', '.join(_ADDED)})"
     f" SELECT * FROM unnest(%s::bigint[], {', '.join(['%s::float8[]'] * len(_ADDED))})"
 )
+
+
+def land(cursor: CursorWrapper, flights: Sequence[tuple[str, int]]) -> None:
+    """Delete flights, each (fingerprint, batch), that are still the batch's."""
+    if not flights:
+        return
+    fingerprints, batch_ids = zip(*flights, strict=True)
+    prepared.execute(
+        cursor,
+        """
+        DELETE FROM fulfillment_flight f
+        USING unnest(%s::uuid[], %s::bigint[]) AS u(fingerprint, id)
+        WHERE f.fingerprint = u.fingerprint AND f.batch_id = u.id
+        """,
+        [arrays.uuids(fingerprints), arrays.integers(batch_ids)],
+    )
 
 
 def remember_failures(

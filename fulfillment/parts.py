@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from django.db import connection, transaction
 
-from fulfillment import outcomes
-from fulfillment.leases import Finish, outcomes_of, ratings_of
+from fulfillment import outcomes, scores
+from fulfillment.leases import Finish, failures_of, scored_of
 
 
 def write(part: Finish) -> bool:
@@ -41,16 +41,17 @@ def write(part: Finish) -> bool:
             return False
         cleared, new, now = row
         part = replace(part, scored={item: s for item, s in part.scored.items() if new >> item & 1})
-        rating_ids = outcomes.add_ratings(cursor, ratings_of(part, now))
-        progress = outcomes.end_requests(cursor, outcomes_of(part, cleared, rating_ids, now))
+        progress = outcomes.no_progress()
+        scores.write(cursor, [scored_of(part, cleared)], now=now, progress=progress)
+        outcomes.end_requests(cursor, failures_of(part, cleared), progress=progress)
         outcomes.add_progress(cursor, progress)
         outcomes.remember_failures(
             cursor,
             {taken.fingerprints[item]: part.failed[item] for item in part.for_good},
             failed_at=now,
         )
-        cursor.execute(
-            "DELETE FROM fulfillment_flight WHERE batch_id = %s AND fingerprint = ANY(%s::uuid[])",
-            [taken.batch_id, [taken.fingerprints[item] for item in items]],
+        outcomes.land(
+            cursor,
+            [(taken.fingerprints[i], taken.batch_id) for i in items if i not in part.scored],
         )
     return True

@@ -19,9 +19,9 @@ from uuid import UUID
 from django.db import connection
 from django.db.models import F, Sum
 
-from fulfillment import claim, completion, dispatch, documents, leases, outcomes
+from fulfillment import claim, completion, dispatch, documents, leases
 from fulfillment.clock import database_now
-from fulfillment.leases import Finish, Scored, Taken
+from fulfillment.leases import Finish, Taken
 from fulfillment.models import (
     PROGRESS_FIELDS,
     Batch,
@@ -32,16 +32,17 @@ from fulfillment.models import (
     Flight,
     Rater,
     RaterVersion,
+    Rating,
     RatingRequest,
     StatsDelta,
     Workflow,
     WorkflowStats,
     request_key,
 )
-from fulfillment.outcomes import NewRating
 from fulfillment.policy.batching import cut, merge_equal
 from fulfillment.policy.fingerprint import request_digest
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
+from fulfillment.scores import Scored
 from tests import builders
 from tests.builders import MODEL
 
@@ -59,7 +60,6 @@ class Replica:
     key: str = "r1"
     model_id: str = MODEL
     version: str = "v1"
-    label: str = ""
     window: int = 16
     protocol: str = "oip"
     managed: bool = True
@@ -217,24 +217,14 @@ def archived(
     name: str, *, age: timedelta = timedelta(hours=1), score: float = 1.5, reusable: bool = True
 ) -> int:
     """Store a rating and return its id."""
-    with connection.cursor() as cursor:
-        ids = outcomes.add_ratings(
-            cursor,
-            [
-                NewRating(
-                    fingerprint=key(name),
-                    rater_version_id=1,
-                    workflow_id=0,
-                    score=score,
-                    label=None,
-                    output=None,
-                    url_digest=None,
-                    produced_at=database_now() - age,
-                    reusable=reusable,
-                )
-            ],
-        )
-    return ids[key(name)]
+    return Rating.objects.create(
+        fingerprint=UUID(key(name)),
+        rater_version_id=1,
+        workflow_id=0,
+        score=score,
+        produced_at=database_now() - age,
+        reusable=reusable,
+    ).pk
 
 
 def batches(workflow: Workflow) -> list[Batch]:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from fulfillment.leases import Scored, Taken
+from fulfillment.leases import Taken
 from fulfillment.policy.batching import indices_of
+from fulfillment.scores import Scored
 from workers.autoraters import Rated, RaterSpec, Unusable
 from workers.model_client import CallOutcome, CallResult
 
@@ -42,6 +43,9 @@ class EndpointData(Protocol):
     sends_priority: bool
     managed: bool
     version: str
+    """What its answers call themselves; "" when an external server has not said yet."""
+    key_version: str
+    """What raters are pinned to whose ratings those answers are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +161,8 @@ def scored(rated: Rated, *, url_digest: str | None) -> Scored | Unusable:
     """Turn what a plug-in says into what is stored; raise ValueError for text that cannot be."""
     if not math.isfinite(rated.score):
         return Unusable(code="not_finite", detail=f"the plug-in answered {rated.score}")
+    if not rated.label and rated.output is None and not rated.warnings:
+        return Scored(rated.score, url_digest=url_digest)
     output = None if rated.output is None else orjson.dumps(rated.output).decode()
     text = "".join((rated.label, *rated.warnings))
     text.encode()  # no lone surrogates either

@@ -82,9 +82,8 @@ class Batch(models.Model):
                 condition=Q(state=BatchState.READY),
                 name="batch_ready",
             ),
-            models.Index(
-                fields=["lease_until"], condition=Q(state=BatchState.LEASED), name="batch_leased"
-            ),
+            # Not by `lease_until`: a take-over or an extension would have to write all indexes.
+            models.Index(fields=["id"], condition=Q(state=BatchState.LEASED), name="batch_leased"),
             models.Index(
                 fields=["not_before"], condition=Q(state=BatchState.DELAYED), name="batch_delayed"
             ),

@@ -11,13 +11,13 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.db import connection, transaction
 
-from fulfillment import archive, outcomes
+from fulfillment import archive, outcomes, scores
 from fulfillment.clock import database_now
-from fulfillment.outcomes import NewRating
+from fulfillment.scores import Scored, ScoredBatch
 from tests.benchmarks import queue_rows
 from tests.benchmarks.report import Figure, number
 
@@ -141,14 +141,12 @@ def _append(version: int) -> tuple[float, float]:
     """Return the bytes of log a rating and the seconds of all."""
     with connection.cursor() as cursor:
         now = database_now()
-        messages = [
-            [_rating(version, now) for _ in range(A_MESSAGE)] for _ in range(APPENDED // A_MESSAGE)
-        ]
+        messages = [_message(version) for _ in range(APPENDED // A_MESSAGE)]
         before = _log_position()
         began_at = time.perf_counter()
-        for ratings in messages:
+        for message in messages:
             with transaction.atomic():
-                outcomes.add_ratings(cursor, ratings)
+                scores.write(cursor, [message], now=now, progress=outcomes.no_progress())
         took_s = time.perf_counter() - began_at
         return (_log_position() - before) / APPENDED, took_s
 
@@ -160,17 +158,16 @@ def _log_position() -> int:
     return int(position)
 
 
-def _rating(version: int, now: datetime) -> NewRating:
-    return NewRating(
-        fingerprint=uuid.uuid4().hex,
-        rater_version_id=version,
+def _message(version: int) -> ScoredBatch:
+    return ScoredBatch(
+        batch_id=0,
         workflow_id=1,
-        score=1.0,
-        label=None,
-        output=None,
-        url_digest=uuid.uuid4().hex,
-        produced_at=now,
+        rater_version_id=version,
         reusable=True,
+        fingerprints=[uuid.uuid4().hex for _ in range(A_MESSAGE)],
+        items=[
+            (n, Scored(score=1.0, url_digest=uuid.uuid4().hex), (), 1) for n in range(A_MESSAGE)
+        ],
     )
 
 

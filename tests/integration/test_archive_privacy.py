@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from fulfillment import documents, intake, leases, purging, raters
 from fulfillment.clock import database_now
-from fulfillment.leases import Finish, Scored
+from fulfillment.leases import Finish
 from fulfillment.models import (
     Batch,
     BatchPayload,
@@ -26,6 +26,7 @@ from fulfillment.models import (
 )
 from fulfillment.policy.lifecycle import BatchState, WorkflowState
 from fulfillment.purging import Criteria
+from fulfillment.scores import Scored
 from tests import builders
 from tests.builders import MODEL, PLUGINS, RATER, Api, Plugin, ndjson, row
 from tests.rating_queue import (

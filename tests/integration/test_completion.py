@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from fulfillment import control, leases
+from fulfillment import control, leases, scores
 from fulfillment.clock import database_now
 from fulfillment.completion import check
 from fulfillment.control import cancel, close, pause
@@ -272,7 +272,7 @@ def test_a_workflow_ends_as_what_its_requests_say(
         [
             Finish(
                 taken=taken,
-                scored={i: leases.Scored(score=1.0) for i in scored},
+                scored={i: scores.Scored(score=1.0) for i in scored},
                 failed=dict.fromkeys(failed, "x"),
                 timed_out=dict.fromkeys(timed_out, "deadline"),
             )
@@ -326,7 +326,7 @@ def test_what_has_ended_by_itself_cannot_be_cancelled(items: list[int]) -> None:
     workflow, _, (taken,) = started("a", "b")
     rest = dict.fromkeys({0, 1} - set(items), "x")
     leases.finish(
-        [Finish(taken=taken, scored={i: leases.Scored(score=1.0) for i in items}, failed=rest)]
+        [Finish(taken=taken, scored={i: scores.Scored(score=1.0) for i in items}, failed=rest)]
     )
     check_all()
     before = finished(workflow)

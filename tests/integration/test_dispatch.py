@@ -223,24 +223,26 @@ def test_open_and_closed_workflows_are_served(state: WorkflowState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pinned", "live", "label", "sent"),
+    ("pinned", "live", "managed", "sent"),
     [
-        ("v1", "v1", "", 1),
-        ("v1", "v2", "", 0),
-        ("v1", "", "", 1),
-        ("", "v2", "", 1),
-        ("lab", "v2", "lab", 1),
-        ("v1", "v2", "lab", 0),
+        ("v1", "v1", True, 1),
+        ("v1", "v2", True, 0),
+        ("v1", "", True, 1),
+        ("", "v2", True, 1),
+        ("lab", "lab", False, 1),
+        ("lab", "lab\tv2", False, 0),
+        ("", "\tv2", False, 0),
+        ("lab\tv2", "lab", False, 0),
+        ("", "", False, 1),
     ],
-    ids=["same", "another", "not said yet", "not pinned", "pinned by label", "another, labelled"],
 )
 def test_a_replica_serves_the_version_a_workflow_was_made_with(
-    pinned: str, live: str, label: str, sent: int
+    pinned: str, live: str, managed: bool, sent: int
 ) -> None:
     boot()
     submit(["a"], of=builders.version(model_version=pinned))
 
-    assert queue(Replica(version=live, label=label)).run().sent == sent
+    assert queue(Replica(version=live, managed=managed)).run().sent == sent
 
 
 def test_a_replica_of_another_model_is_not_used() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fulfillment import control, ending, leases
 from fulfillment.clock import database_now
-from fulfillment.leases import Finish, Scored, Taken
+from fulfillment.leases import Finish, Taken
 from fulfillment.models import (
     Batch,
     BatchWait,
@@ -22,6 +22,7 @@ from fulfillment.models import (
     Workflow,
 )
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
+from fulfillment.scores import Scored
 from tests.rating_queue import (
     CALL,
     Queue,

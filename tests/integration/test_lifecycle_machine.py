@@ -32,7 +32,7 @@ from fulfillment.clock import database_now
 from fulfillment.control import Changes
 from fulfillment.errors import Conflict
 from fulfillment.intake import Body, WorkflowForm
-from fulfillment.leases import Finish, Scored, Taken
+from fulfillment.leases import Finish, Taken
 from fulfillment.models import (
     POSITION_BITS,
     Batch,
@@ -54,6 +54,7 @@ from fulfillment.policy.lifecycle import (
     RequestState,
     WorkflowState,
 )
+from fulfillment.scores import Scored
 from tests import builders
 from tests.rating_queue import (
     Queue,

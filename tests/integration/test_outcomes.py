@@ -1,7 +1,7 @@
 """Writing what became of items: every kind of value arrives, in all rows, with its progress."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +11,12 @@ from django.db.backends.utils import CursorWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulfillment import outcomes
+from fulfillment import outcomes, scores
 from fulfillment.clock import database_now
 from fulfillment.models import FailedFlight, Rating, RatingRequest, StatsDelta
-from fulfillment.outcomes import NewRating, Outcome
+from fulfillment.outcomes import Outcome
 from fulfillment.policy.lifecycle import RequestState, Source
+from fulfillment.scores import Scored, ScoredBatch
 from tests import builders
 from tests.rating_queue import key, requests, submit
 
@@ -40,19 +41,17 @@ def completed(workflow_id: int, *positions: int, **changes: Any) -> Outcome:
     return Outcome(workflow_id=workflow_id, positions=positions, **fields)
 
 
-def new_rating(name: str, **changes: Any) -> NewRating:
-    fields: dict[str, Any] = {
-        "rater_version_id": 3,
-        "workflow_id": 4,
-        "score": 1.0,
-        "label": None,
-        "output": None,
-        "url_digest": None,
-        "produced_at": database_now(),
-        "reusable": True,
-        **changes,
-    }
-    return NewRating(fingerprint=key(name), **fields)
+def scored_batch(
+    workflow_id: int, scores_of: Sequence[Scored], *, rows: bool = True, reusable: bool = True
+) -> ScoredBatch:
+    return ScoredBatch(
+        batch_id=1,
+        workflow_id=workflow_id,
+        rater_version_id=3,
+        reusable=reusable,
+        fingerprints=[key(f"n{n}") for n in range(len(scores_of))],
+        items=[(n, s, [n] if rows else (), 1) for n, s in enumerate(scores_of)],
+    )
 
 
 def test_positions_are_grouped_by_item() -> None:
@@ -60,7 +59,7 @@ def test_positions_are_grouped_by_item() -> None:
 
 
 def test_no_outcomes_write_nothing(cursor: CursorWrapper) -> None:
-    assert outcomes.add_ratings(cursor, []) == {}
+    scores.write(cursor, [], now=database_now(), progress={})
     assert outcomes.end_requests(cursor, []) == {}
     outcomes.add_progress(cursor, {})
     outcomes.remember_failures(cursor, {}, failed_at=database_now())
@@ -135,28 +134,23 @@ def test_what_is_written_is_what_was_said(values: list[tuple[float, str | None, 
     workflow = submit([f"n{number}" for number in range(len(values))])
     documents = [None if output is None else json.dumps(output) for _, _, output in values]
 
+    now = database_now()
+    progress = outcomes.no_progress()
     with connection.cursor() as cursor:
-        ids = outcomes.add_ratings(
+        scores.write(
             cursor,
             [
-                new_rating(f"n{n}", score=score, label=label, output=document)
-                for n, ((score, label, _), document) in enumerate(
-                    zip(values, documents, strict=True)
+                scored_batch(
+                    workflow.pk,
+                    [
+                        Scored(score=score, label=label, output=document, age_s=2.5)
+                        for (score, label, _), document in zip(values, documents, strict=True)
+                    ],
                 )
             ],
+            now=now,
+            progress=progress,
         )
-        outcomes.end_requests(
-            cursor,
-            [
-                completed(
-                    workflow.pk, n, score=score, label=label, output=document,
-                    rating_id=ids[key(f"n{n}")],
-                )
-                for n, ((score, label, _), document) in enumerate(
-                    zip(values, documents, strict=True)
-                )
-            ],
-        )  # fmt: skip
 
     found = requests(workflow)
     assert [(r.score, r.label, r.output) for r in found] == values
@@ -166,6 +160,10 @@ def test_what_is_written_is_what_was_said(values: list[tuple[float, str | None, 
         for r in found
         if r.rating_id is not None
     ] == values
+    produced_at = now - timedelta(seconds=2.5)
+    assert {r.rated_at for r in found} == {produced_at}
+    assert {rating.produced_at for rating in ratings.values()} == {produced_at}
+    assert progress[workflow.pk]["from_model"] == progress[workflow.pk]["completed"] == len(values)
 
 
 def test_many_attempts_fit_their_column(cursor: CursorWrapper) -> None:
@@ -177,14 +175,47 @@ def test_many_attempts_fit_their_column(cursor: CursorWrapper) -> None:
 
 
 def test_ratings_of_equal_fingerprints_all_stay(cursor: CursorWrapper) -> None:
-    first = outcomes.add_ratings(cursor, [new_rating("a", url_digest=uuid.uuid4().hex)])
-    second = outcomes.add_ratings(cursor, [new_rating("a", score=2.0, reusable=False)])
-
-    assert first.keys() == second.keys() == {key("a")}
-    assert list(Rating.objects.order_by("id").values_list("id", "score", "reusable")) == [
-        (first[key("a")], 1.0, True),
-        (second[key("a")], 2.0, False),
+    workflow = submit(["n0"])
+    digest = uuid.uuid4()
+    writes = [
+        scored_batch(workflow.pk, [Scored(score=1.0, url_digest=digest.hex)]),
+        scored_batch(workflow.pk, [Scored(score=2.0)], rows=False, reusable=False),
     ]
+
+    for batch in writes:
+        scores.write(cursor, [batch], now=database_now(), progress=outcomes.no_progress())
+
+    found = Rating.objects.order_by("id")
+    assert [(r.score, r.reusable, r.url_digest) for r in found] == [
+        (1.0, True, digest),
+        (2.0, False, None),
+    ]
+    assert [(r.score, r.rating_id) for r in requests(workflow)] == [(1.0, found[0].pk)]
+
+
+def test_rows_of_an_item_share_its_score_and_only_the_first_was_computed(
+    cursor: CursorWrapper,
+) -> None:
+    workflow = submit(["n0", "n0", "other", "n0"])
+    batch = scored_batch(workflow.pk, [Scored(score=2.0, warnings=("cut", "long"))])
+    progress = outcomes.no_progress()
+
+    scores.write(
+        cursor,
+        [batch._replace(items=[(0, batch.items[0][1], [0, 1, 3], 70_000)])],
+        now=database_now(),
+        progress=progress,
+    )
+
+    found = requests(workflow)
+    assert [r.source for r in found] == [
+        Source.MODEL, Source.COALESCED, None, Source.COALESCED,
+    ]  # fmt: skip
+    assert [r.warnings for r in found] == [["cut", "long"], ["cut", "long"], None, ["cut", "long"]]
+    assert found[0].attempts == 32_767
+    assert dict(progress[workflow.pk]) == {
+        "completed": 3, "from_model": 1, "coalesced": 2, "score_sum": 6.0,
+    }  # fmt: skip
 
 
 def test_progress_becomes_one_delta_a_workflow(cursor: CursorWrapper) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fulfillment import completion, control, ending, folding, leases
 from fulfillment.clock import database_now
 from fulfillment.errors import Conflict
-from fulfillment.leases import Finish, Scored, Taken
+from fulfillment.leases import Finish, Taken
 from fulfillment.models import (
     Batch,
     BatchWait,
@@ -41,6 +41,7 @@ from fulfillment.policy.lifecycle import (
     Source,
     WorkflowState,
 )
+from fulfillment.scores import Scored
 from tests.rating_queue import (
     Message,
     Queue,

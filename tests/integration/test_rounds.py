@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from fulfillment import control, ending, leases, progress, rounds
+from fulfillment import control, ending, leases, progress, rounds, scores
 from fulfillment.clock import database_now
 from fulfillment.errors import Conflict
 from fulfillment.leases import Finish, Taken
@@ -76,7 +76,7 @@ def ended_in_part(*rows: str, failing: int = 1, **changes: Any) -> tuple[Workflo
             Finish(
                 taken=taken,
                 failed=dict.fromkeys(range(failing), "exhausted"),
-                scored={i: leases.Scored(score=1.0) for i in sent_items(taken)[failing:]},
+                scored={i: scores.Scored(score=1.0) for i in sent_items(taken)[failing:]},
                 calls=1,
             )
         ]
@@ -518,7 +518,7 @@ def half_done() -> Workflow:
     dispatcher = queue()
     dispatcher.run()
     one, two, *_ = [t for m in dispatcher.take_sent() for t in take(m.leases[:3], by=executor)]
-    leases.finish([rated(one), Finish(taken=two, scored={0: leases.Scored(score=1.0)})])
+    leases.finish([rated(one), Finish(taken=two, scored={0: scores.Scored(score=1.0)})])
     control.cancel(workflow_id=workflow.pk)
     return workflow
 
