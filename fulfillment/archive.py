@@ -6,9 +6,8 @@ was copied to its requests and stays.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.backends.utils import CursorWrapper
 
@@ -16,8 +15,7 @@ from fulfillment import arrays
 from fulfillment.policy.freshness import FUTURE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A valid rating, as it is copied to a request."""
 
     rating_id: int
@@ -60,16 +58,4 @@ def look_up(
             "infinity" if now is None else now + FUTURE,
         ],
     )
-    return {
-        fingerprint: Entry(
-            rating_id=rating_id,
-            workflow_id=workflow_id,
-            score=score,
-            label=label,
-            output=output,
-            produced_at=produced_at,
-        )
-        for (
-            fingerprint, rating_id, workflow_id, score, label, output, produced_at,
-        ) in cursor.fetchall()
-    }  # fmt: skip
+    return {row[0]: Entry._make(row[1:]) for row in cursor.fetchall()}

@@ -75,10 +75,13 @@ def uuid(value: bytes) -> bytes:
 
 def timestamp(value: datetime | None) -> bytes:
     """Encode timestamptz."""
-    if value is None:
-        return NULL
+    return NULL if value is None else _int8(8, microseconds(value))
+
+
+def microseconds(value: datetime) -> int:
+    """Return the number that a timestamptz is."""
     since = value - _EPOCH
-    return _int8(8, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _one_dimension(oid: int, count: int, elements: bytes) -> bytes:

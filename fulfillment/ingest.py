@@ -5,7 +5,7 @@ progress, and counts itself in the upload's record: killed anywhere, whoever com
 the first missing chunk. Which upload that is, and what is said of it, is decided in intake.
 """
 
-from collections import defaultdict
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,10 +28,13 @@ _APPEND_TRIES = 50
 """A failure means that another append has committed rows: of eight at once, a chunk met four."""
 
 _REQUEST_COLUMNS = (
-    "id", "workflow_id", "request_id", "request_digest", "query_id", "result_id", "side",
-    "result_weight", "query_weight", "fingerprint", "state", "source", "score", "label", "output",
-    "rating_id", "rated_at", "attempts", "look", "rated_by_id", "url_digest", "warnings", "extra",
+    "id", "workflow_id", "request_digest", "fingerprint", "state", "source", "score", "label",
+    "output", "rating_id", "rated_at", "attempts", "look", "rated_by_id", "request_id", "query_id",
+    "result_id", "side", "result_weight", "query_weight", "url_digest", "warnings", "extra",
 )  # fmt: skip
+# One call packs several fields with their lengths: a row is made for every request.
+_request_head = struct.Struct("!iqiqi16si16s").pack
+_hit_tail = struct.Struct("!iqiqihihiq").pack
 _BATCH_COLUMNS = (
     "id", "workflow_id", "position", "round", "positions", "item_of", "fingerprints", "open_mask",
     "sent_mask", "state", "attempts", "lost", "fence", "replica",
@@ -48,7 +51,9 @@ _PENDING = {
     )
     for look in Look
 }
-_HIT = copying.int2(Look.HIT)
+_HIT_HEAD = copying.int2(RequestState.COMPLETED) + copying.int2(Source.ARCHIVE)
+_NO_JUDGEMENT = copying.NULL * 3
+_NO_REMARKS = copying.NULL * 2
 _FRESH_BATCH = b"".join(
     (
         copying.int8(0),  # sent_mask
@@ -139,10 +144,11 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
         numbered = _without_known_ids(cursor, upload, list(enumerate(records, position)), chunk)
         now = _now(cursor)
         hits, looks = _look_up(cursor, workflow, [record for _, record in numbered], now)
+        looked = Look.BYPASSED if workflow.bypass else Look.MISS
         open_rows = [(p, r) for p, r in numbered if r.fingerprint not in hits]
         items = [
             [open_rows[i] for i in group]
-            for group in merge_equal([bytes.fromhex(r.fingerprint) for _, r in open_rows])
+            for group in merge_equal([r.fingerprint for _, r in open_rows])
         ]
         workflow_id = workflow.pk
         stored = copying.copy(
@@ -150,7 +156,14 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
             "fulfillment_ratingrequest",
             _REQUEST_COLUMNS,
             (
-                _request(workflow_id, p, r, hits.get(r.fingerprint), looks[r.fingerprint])
+                _request(
+                    workflow_id,
+                    p,
+                    r,
+                    bytes.fromhex(r.fingerprint),
+                    hits.get(r.fingerprint),
+                    looks.get(r.fingerprint, looked),
+                )
                 for p, r in numbered
             ),
         )
@@ -186,7 +199,8 @@ def _ingest_chunk(upload: Upload, records: Sequence[Record], position: int) -> N
 def _lock(cursor: CursorWrapper, upload: Upload) -> None:
     # All that a chunk reads has an index; the statistics of an archive that grows by thousands a
     # second are always old, and a scan of it costs fifty times the chunk.
-    cursor.execute("SET LOCAL enable_seqscan = off")
+    # Nobody is told of a chunk before the upload's last step, whose COMMIT waits for the disk.
+    cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL synchronous_commit = off")
     cursor.execute(
         "SELECT holder, rows_done FROM fulfillment_upload WHERE id = %s FOR UPDATE", [upload.pk]
     )
@@ -220,7 +234,10 @@ def _without_known_ids(
     """
     if upload.creates:
         return numbered
-    digests = [request_digest(record.name(position)).hex() for position, record in numbered]
+    digests = [
+        record.request_digest or request_digest(record.name(position)).hex()
+        for position, record in numbered
+    ]
     cursor.execute(
         """
         SELECT replace(request_digest::text, '-', '') FROM fulfillment_ratingrequest
@@ -248,9 +265,9 @@ def _without_known_ids(
 def _look_up(
     cursor: CursorWrapper, workflow: Workflow, records: Sequence[Record], now: datetime
 ) -> tuple[dict[str, archive.Entry], Mapping[str, Look]]:
-    """Return the entries that are taken, and what the archive said of each fingerprint."""
+    """Return the entries that are taken, and what the archive said of those it has."""
     if workflow.bypass:
-        return {}, defaultdict(lambda: Look.BYPASSED)
+        return {}, {}
     entries = archive.look_up(
         cursor, list({record.fingerprint for record in records}), produced_after=None, now=now
     )
@@ -261,7 +278,7 @@ def _look_up(
         accepted_at=workflow.created_at,
         bypass=False,
     )
-    looks: dict[str, Look] = defaultdict(lambda: Look.MISS)
+    looks: dict[str, Look] = {}
     hits = {}
     for fingerprint, entry in entries.items():
         fresh = entry.produced_at > oldest
@@ -272,45 +289,61 @@ def _look_up(
 
 
 def _request(
-    workflow_id: int, position: int, record: Record, entry: archive.Entry | None, look: Look
+    workflow_id: int,
+    position: int,
+    record: Record,
+    fingerprint: bytes,
+    entry: archive.Entry | None,
+    look: Look,
 ) -> bytes:
     request_id = record.name(position)
-    digest = record.url_digest
+    digest = record.request_digest
+    url_digest = record.url_digest
     return b"".join(
         (
-            copying.int8(request_key(workflow_id, position)),
-            copying.int8(workflow_id),
+            _request_head(
+                8, request_key(workflow_id, position), 8, workflow_id,
+                16, request_digest(request_id) if digest is None else bytes.fromhex(digest),
+                16, fingerprint,
+            ),
+            _PENDING[look] if entry is None else _completed(entry),
             copying.text(request_id),
-            copying.uuid(request_digest(request_id)),
             copying.text(record.query_id),
             copying.text(record.result_id),
-            copying.int2(record.side),
-            copying.float8(record.result_weight),
-            copying.float8(record.query_weight),
-            copying.uuid(bytes.fromhex(record.fingerprint)),
-            _PENDING[look] if entry is None else _completed(entry),
-            copying.NULL if digest is None else copying.uuid(bytes.fromhex(digest)),
-            copying.text_array(record.warnings or None),
-            copying.jsonb(None if record.extra is None else documents.dump(record.extra)),
+            _judgement(record),
+            copying.NULL if url_digest is None else copying.uuid(bytes.fromhex(url_digest)),
+            _remarks(record),
         )
-    )
+    )  # fmt: skip
+
+
+def _judgement(record: Record) -> bytes:
+    side, result_weight, query_weight = record.side, record.result_weight, record.query_weight
+    if side is None and result_weight is None and query_weight is None:
+        return _NO_JUDGEMENT
+    return copying.int2(side) + copying.float8(result_weight) + copying.float8(query_weight)
+
+
+def _remarks(record: Record) -> bytes:
+    if not record.warnings and record.extra is None:
+        return _NO_REMARKS
+    extra = None if record.extra is None else documents.dump(record.extra)
+    return copying.text_array(record.warnings or None) + copying.jsonb(extra)
 
 
 def _completed(entry: archive.Entry) -> bytes:
     return b"".join(
         (
-            copying.int2(RequestState.COMPLETED),
-            copying.int2(Source.ARCHIVE),
+            _HIT_HEAD,
             copying.float8(entry.score),
             copying.text(entry.label),
             copying.jsonb(None if entry.output is None else entry.output.encode()),
-            copying.int8(entry.rating_id),
-            copying.timestamp(entry.produced_at),
-            copying.int2(0),
-            _HIT,
-            copying.int8(entry.workflow_id),
+            _hit_tail(
+                8, entry.rating_id, 8, copying.microseconds(entry.produced_at), 2, 0, 2, Look.HIT,
+                8, entry.workflow_id,
+            ),
         )
-    )
+    )  # fmt: skip
 
 
 def _copy_batches(
@@ -359,7 +392,8 @@ def _batch(batch_id: int, workflow: Workflow, items: Sequence[list[tuple[int, Re
 
 def _payload(items: Sequence[list[tuple[int, Record]]]) -> bytes:
     """Pack [key fields, url digest] of each item."""
-    return documents.pack([[rows[0][1].item, rows[0][1].url_digest] for rows in items])
+    firsts = [rows[0][1] for rows in items]
+    return documents.compressed(documents.pairs([(r.item, r.url_digest) for r in firsts]))
 
 
 def _added(answer: dict[str, Any], chunk: _Chunk) -> dict[str, Any]:

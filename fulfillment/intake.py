@@ -23,7 +23,7 @@ import orjson
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from fulfillment import backlog, bell, completion, documents, webhooks
+from fulfillment import backlog, bell, completion, webhooks
 from fulfillment.clock import database_now
 from fulfillment.errors import Conflict, InvalidFields
 from fulfillment.formats import Format
@@ -145,7 +145,7 @@ def submit_own(
     backlog.refuse_if_full()
     with Spool(file=tempfile.TemporaryFile(dir=settings.AIRS_SPOOL), rows=len(records)) as spool:
         for record in records:
-            spool.file.write(documents.dump(tuple(record)) + b"\n")
+            spool.write(record)
         upload = _create(
             form=form, rater=rater, version=version, owner=owner, key=None, digest=bytes(16),
             rows=spool.rows, close=True,
@@ -354,12 +354,7 @@ def _same_key_now() -> Conflict:
 def _finish(upload: Upload) -> None:
     """Open or close the workflow, record the answer, and wake who goes on from here."""
     with transaction.atomic():
-        workflow = (
-            Workflow.objects.select_for_update(no_key=True, of=("self",))
-            .select_related("rater", "rater_version")
-            .filter(pk=upload.workflow_id)
-            .first()
-        )
+        workflow = _locked(upload)
         now = database_now()
         done = Upload.objects.filter(pk=upload.pk).update(finished_at=now, answer=upload.answer)
         if workflow is None or not done:
@@ -370,6 +365,19 @@ def _finish(upload: Upload) -> None:
             workflow.save(update_fields=["state", "closed_at"])
     upload.workflow = workflow
     bell.ring()
-    if upload.closes:
+    # Until now nothing was dispatched: with an item pending it cannot be complete.
+    if upload.closes and not upload.answer["pending"]:
         completion.check(workflow.pk)
         workflow.refresh_from_db()
+
+
+def _locked(upload: Upload) -> Workflow | None:
+    """Lock the workflow and return it as it is now, None if it is gone."""
+    workflows = Workflow.objects.select_for_update(no_key=True, of=("self",))
+    workflow = upload.workflow
+    if upload.creates and workflow.state == WorkflowState.RECEIVING:
+        # Nobody else knows it yet but the janitor: what we wrote is what is there.
+        state = workflows.filter(pk=workflow.pk).values_list("state", flat=True).first()
+        if state == WorkflowState.RECEIVING:
+            return workflow
+    return workflows.select_related("rater", "rater_version").filter(pk=workflow.pk).first()

@@ -48,7 +48,7 @@ def draw(
             score=hits[fingerprint].score,
             produced_at=hits[fingerprint].produced_at,
             sampled_at=now,
-            data=documents.pack(record.item),
+            data=documents.compressed(record.item),
         )
         for fingerprint in drawn
         for record in (by_fingerprint[fingerprint],)

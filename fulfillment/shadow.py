@@ -174,6 +174,7 @@ def _records(samples: Sequence[ShadowSample]) -> list[Record]:
         Record(
             line=line,
             request_id=None,
+            request_digest=None,
             query_id=None,
             result_id=None,
             side=None,
@@ -181,7 +182,7 @@ def _records(samples: Sequence[ShadowSample]) -> list[Record]:
             query_weight=None,
             fingerprint=sample.fingerprint.hex,
             url_digest=sample.url_digest.hex if sample.url_digest else None,
-            item=documents.unpack(bytes(sample.data)),
+            item=documents.expanded(bytes(sample.data)),
             extra=None,
             warnings=(),
         )

@@ -174,7 +174,11 @@ def _header(names: list[str], source: _Lines) -> list[str]:
 
 def _delimiter_hint(texts: Sequence[str]) -> str:
     for delimiter, called in _OTHER_DELIMITERS.items():
-        if set(QUERY_FIELDS).intersection(next(csv.reader(texts, delimiter=delimiter), [])):
+        try:
+            names = next(csv.reader(texts, delimiter=delimiter), [])
+        except csv.Error:  # quotes that stand otherwise between these
+            continue
+        if set(QUERY_FIELDS).intersection(names):
             return f"; the cells stand between {called}, save the file with commas"
     if "\r" in texts[0].rstrip("\r\n"):
         return "; its lines end in CR alone, save the file with LF or CRLF"

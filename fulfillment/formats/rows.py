@@ -93,17 +93,18 @@ def check(line: int, value: Any, warnings: tuple[str, ...]) -> Row:
         if type(context) is not dict:
             raise Refusal("bad_type", f"context must be an object, not {_kind(context)}")
         item["context"] = context
+    # What is absent needs no call: this runs for every row.
     return Row(
-        line=line,
-        request_id=_identifier(value, "request_id"),
-        query_id=_identifier(value, "query_id"),
-        result_id=_identifier(value, "result_id"),
-        side=_side(get("side")),
-        result_weight=_weight(value, "result_weight"),
-        query_weight=_weight(value, "query_weight"),
-        item=item,
-        extra=None if value.keys() <= _KNOWN else _extra(value, query),
-        warnings=warnings,
+        line,
+        _identifier(value, "request_id") if "request_id" in value else None,
+        _identifier(value, "query_id") if "query_id" in value else None,
+        _identifier(value, "result_id") if "result_id" in value else None,
+        _side(value["side"]) if "side" in value else None,
+        _weight(value, "result_weight") if "result_weight" in value else None,
+        _weight(value, "query_weight") if "query_weight" in value else None,
+        item,
+        None if value.keys() <= _KNOWN else _extra(value, query),
+        warnings,
     )
 
 

@@ -4,7 +4,7 @@ A batch is a container of at most 60 items, so that a mask of them fits a signed
 What becomes of the items is decided elsewhere (lifecycle, traffic).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -12,12 +12,12 @@ T = TypeVar("T")
 MAX_BATCH_SIZE: Final = 60
 
 
-def merge_equal(fingerprints: Sequence[bytes]) -> list[list[int]]:
+def merge_equal(fingerprints: Sequence[Hashable]) -> list[list[int]]:
     """Return the items of a chunk: for each distinct fingerprint the positions that have it.
 
     Items come in the order of their first position, positions in rising order.
     """
-    items: dict[bytes, list[int]] = {}
+    items: dict[Hashable, list[int]] = {}
     for position, fingerprint in enumerate(fingerprints):
         items.setdefault(fingerprint, []).append(position)
     return list(items.values())

@@ -4,8 +4,9 @@ Ingest goes into a paused rater: nothing of it is rated while it is measured. Hi
 again that has just been rated.
 """
 
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.acceptance.stack import Stack, Stub
 from tests.benchmarks import floors, running, texts
@@ -21,36 +22,46 @@ def ingest(stack: Stack, stub: Stub, *, rows: int, rounds: int) -> Iterator[Figu
     stack.register(stub, rater="held")
     with stack.database() as connection, connection.cursor() as cursor:
         cursor.execute(PAUSED, ["held"])
+    for uploads in (1, 2):
+        yield from _ingest(stack, rows=rows, rounds=rounds, uploads=uploads)
+
+
+def _ingest(stack: Stack, *, rows: int, rounds: int, uploads: int) -> Iterator[Figure]:
     copied, taken, web_us, postgres_us, foreign = [], [], [], [], []
     for round_ in range(rounds):
-        body = texts.bodies(rows, seed=round_, prefix=f"ingest{round_}")
-        copied.append(floors.copy_bytes(stack, body).rate)
+        bodies = [
+            texts.bodies(rows, seed=round_ * 10 + n, prefix=f"ingest{uploads}-{round_}-{n}")
+            for n in range(uploads)
+        ]
+        copied.append(floors.copy_bytes(stack, bodies[0]).rate)
         meter = Meter(stack.home)
-        began_at = datetime.now(UTC)
-        answer = stack.submit("held", body)
-        taken.append(rows / (datetime.now(UTC) - began_at).total_seconds())
+        began_at = time.perf_counter()
+        with ThreadPoolExecutor(uploads) as clients:
+            answers = list(clients.map(lambda body: stack.submit("held", body), bodies))
+        taken.append(rows * uploads / (time.perf_counter() - began_at))
         cost = meter.read()
-        assert answer["pending"] == rows, answer
-        each = cost.us_each(rows)
+        assert [answer["pending"] for answer in answers] == [rows] * uploads, answers
+        each = cost.us_each(rows * uploads)
         web_us.append(each["web"])
         postgres_us.append(each["postgres"])
         foreign.append(cost.foreign_cores)
-    kilobytes = len(body) / rows / 1_000
+    label = "ingest" if uploads == 1 else f"ingest_{uploads}_at_once"
+    kilobytes = len(bodies[0]) / rows / 1_000
     yield Figure(
-        name="ingest_rows_per_s",
+        name=f"{label}_rows_per_s",
         value=median(taken),
         unit="rows/s",
         ratio_to=COPY,
         ratio=median(taken) / median(copied),
-        n=rows * rounds,
-        note=f"{kilobytes:.2f} kB a row, one upload; rounds {spread(taken)};"
+        n=rows * rounds * uploads,
+        note=f"{kilobytes:.2f} kB a row; rounds {spread(taken)};"
         f" COPY {number(median(copied))} rows/s; foreign load {max(foreign):.1f} cores at most",
     )
     yield Figure(
-        name="ingest_cpu_us_per_row",
+        name=f"{label}_cpu_us_per_row",
         value=median(web_us) + median(postgres_us),
         unit="us CPU",
-        n=rows * rounds,
+        n=rows * rounds * uploads,
         note=f"web {median(web_us):.0f}, postgres {median(postgres_us):.0f}",
     )
 

@@ -928,9 +928,7 @@ def test_who_is_overtaken_inside_a_chunk_commits_it_and_stops() -> None:
 @with_commits
 def test_who_is_overtaken_after_its_last_chunk_has_done_its_work() -> None:
     expected = snapshot(submit(SENT).workflow)
-    pause = Pause(
-        'SELECT "fulfillment_workflow"."id"', 1
-    )  # of the finish: the first look is joined
+    pause = Pause('SELECT "fulfillment_workflow"."state"', 1)  # of the finish
 
     with threads(1) as pool:
         first = pool.submit(pause.during, lambda: submit(SENT, key="k"))
@@ -991,15 +989,22 @@ def test_appends_with_common_ids_in_another_order_do_not_end_in_a_deadlock() -> 
 @with_commits
 def test_a_close_waits_for_a_chunk_and_then_says_that_rows_are_coming_in() -> None:
     workflow = opened()
-    pause = Pause('INSERT INTO "fulfillment_statsdelta"', 1)
+    in_chunk = Pause('INSERT INTO "fulfillment_statsdelta"', 1)
+    # Before the append's last step: it was looked up, its positions were reserved.
+    finishing = Pause('SELECT "fulfillment_workflow"."id"', 3)
+
+    def adding() -> Submission:
+        return finishing.during(lambda: in_chunk.during(lambda: append(workflow, rows(*range(6)))))
 
     with threads(2) as pool:
-        adding = pool.submit(pause.during, lambda: append(workflow, rows(*range(6))))
-        pause.wait()
+        added = pool.submit(adding)
+        in_chunk.wait()
         closing = pool.submit(refused, lambda: control.close(workflow_id=workflow.pk), Conflict)
         until_blocked(closing)
-        pause.end()
-        error, done = closing.result(PATIENCE_S), adding.result(PATIENCE_S)
+        in_chunk.end()
+        error = closing.result(PATIENCE_S)
+        finishing.end()
+        done = added.result(PATIENCE_S)
 
     assert error.code == "upload_in_progress"
     assert done.answer["accepted"] == 6

@@ -48,6 +48,16 @@ def test_integers_beyond_64_bits_survive_wherever_they_stand(name: str, number: 
     assert documents.unpack(documents.pack([value, "x" * 5_000])) == [value, "x" * 5_000]
 
 
+@given(st.lists(st.tuples(values, st.none() | st.text("0123456789abcdef", min_size=1)), max_size=4))
+def test_pairs_of_documents_are_the_document_of_the_pairs(
+    pairs: list[tuple[Any, str | None]],
+) -> None:
+    document = documents.pairs([(documents.dump(value), digits) for value, digits in pairs])
+
+    assert exact(documents.load(document)) == exact([list(pair) for pair in pairs])
+    assert documents.expanded(documents.compressed(document)) == document
+
+
 @given(values, st.sampled_from([0, 1_000, 1_020, 1_030, 5_000]))
 def test_what_is_packed_is_unpacked_again(value: Any, length: int) -> None:
     assert exact(documents.unpack(documents.pack([value, "x" * length]))) == exact(

@@ -437,3 +437,7 @@ def test_what_a_csv_writer_writes_comes_back_character_by_character(
         kept = (row.item["query_text"], row.item.get("text", ""), (row.extra or {}).get("note", ""))
         assert kept == tuple(text.replace("\0", "\ufffd") for text in sent)
         assert row.warnings == (("nul_replaced",) if any("\0" in text for text in sent) else ())
+
+
+def test_a_header_that_no_other_delimiter_can_read_is_refused_like_any_other() -> None:
+    assert refusal(',"\r"\n').code == refusal(",b\n").code
