@@ -3,8 +3,11 @@
 import os
 
 from celery import Celery
+from kombu.transport import TRANSPORT_ALIASES
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "airs_site.settings")
+
+TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "airs_site.broker:Transport"))
 
 app = Celery("airs")
 app.config_from_object("django.conf:settings", namespace="CELERY")

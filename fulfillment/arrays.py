@@ -6,17 +6,22 @@ expression. One literal costs a quarter of that on both sides.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from math import isfinite
+
+import orjson
 
 
 def integers(values: Iterable[int | None]) -> str:
     """Return integers or members of an IntEnum; the statement casts, as in `%s::bigint[]`."""
-    # `str` of a list is one step in C; members of an enum would write their names.
-    return _numbers([None if v is None else int(v) for v in values])
+    return _json(list(values)).replace("true", "1").replace("false", "0")
 
 
 def floats(values: Iterable[float | None]) -> str:
     """Return floats, exact to the last bit."""
-    return _numbers([None if v is None else float(v) for v in values])
+    numbers = list(values)
+    if not all(map(isfinite, filter(None, numbers))):  # which JSON knows no words for
+        return f"{{{str(numbers)[1:-1]}}}".replace("None", "NULL")
+    return _json(numbers)
 
 
 def uuids(values: Iterable[str | None]) -> str:
@@ -47,8 +52,9 @@ def texts(values: Iterable[str | None]) -> str:
     return f"{{{','.join([_text(v) for v in values])}}}"
 
 
-def _numbers(values: Sequence[float | None]) -> str:
-    return f"{{{str(values)[1:-1]}}}".replace("None", "NULL")
+def _json(numbers: Sequence[float | None]) -> str:
+    # As exact as `repr`, at a tenth of its time: None is null, members of an enum are numbers.
+    return f"{{{orjson.dumps(numbers)[1:-1].decode()}}}"
 
 
 def _text(value: str | None) -> str:

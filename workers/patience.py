@@ -23,7 +23,6 @@ def surely(step: Callable[[], T], *, for_s: float = AWAY_S) -> T:
     Each step is safe to do twice: it counts only under its fence.
     """
     deadline = time.monotonic() + for_s
-    pause = threading.Event()
     while True:
         try:
             return step()
@@ -35,4 +34,4 @@ def surely(step: Callable[[], T], *, for_s: float = AWAY_S) -> T:
             if not away or time.monotonic() > deadline:
                 raise
             logger.warning("database is away: %s", error)
-            pause.wait(_PAUSE_S)
+            threading.Event().wait(_PAUSE_S)

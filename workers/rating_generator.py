@@ -20,8 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -39,14 +38,13 @@ from workers import batch_calls, item_calls, settling
 from workers.autoraters import Autorater, AutoraterError, RaterSpec, load
 from workers.batch_calls import BodySizes
 from workers.caller import Caller, call_limit
+from workers.hand_over import HandOver
 from workers.model_client import ModelClient
 from workers.patience import surely
 from workers.work import EndpointData, Trouble, Work
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 0.004
-"""Wait for more batches of the message to finish, so that they share a transaction."""
 PART_S = 5.0
 """What a batch has finished for so long is written, though its other items are still computed."""
 ENDPOINT_MEMORY_S = 3.0
@@ -91,7 +89,7 @@ class RatingGenerator:
 
     def rate(self, batches: Sequence[tuple[int, int, str]], *, task_id: UUID) -> None:
         """Work on the batches of a message until each is written or lost."""
-        endpoints = {replica: self._endpoint(replica) for _, _, replica in batches}
+        endpoints = {key: self._endpoint(key) for key in {replica for _, _, replica in batches}}
         limit = max(call_limit(endpoint) for endpoint in endpoints.values())
         taken = surely(
             lambda: leases.take_over(
@@ -120,27 +118,28 @@ class RatingGenerator:
     # What the threads of tasks do
 
     def _rate(self, taken: Sequence[Taken], endpoints: Mapping[str, EndpointData | None]) -> None:
-        running: set[Future[Work]] = set()
+        running: list[tuple[Work, EndpointData]] = []
         finished: list[Work] = []
         for batch in taken:
             work = Work(taken=batch, spec=self._spec(batch.rater_version_id))
             endpoint = endpoints[batch.replica]
-            if endpoint is None:
-                work.troubles = dict.fromkeys(
-                    indices_of(batch.sent), Trouble(code="replica_gone", costs_attempt=False)
-                )
-                finished.append(work)
-            else:
-                running.add(
-                    asyncio.run_coroutine_threadsafe(self._work(work, endpoint), self._loop)
-                )
-        while running or finished:
-            if running:
-                done, running = wait_for(running, return_when=FIRST_COMPLETED)
-                if running:
-                    more, running = wait_for(running, timeout=LINGER_S)
-                    done |= more
-                finished += (future.result() for future in done)
+            if endpoint is not None and settling.serves(endpoint, work.spec.model_version):
+                running.append((work, endpoint))
+                continue
+            # It ended, or an operator accepted another version, since the batch was sent; or what
+            # is remembered of it is too old.
+            self._endpoints.pop(batch.replica, None)
+            code = "replica_gone" if endpoint is None else "wrong_version"
+            trouble = Trouble(code=code, costs_attempt=False)
+            work.troubles = dict.fromkeys(indices_of(batch.sent), trouble)
+            finished.append(work)
+        rated = HandOver(self._loop, [self._work(*of_batch) for of_batch in running])
+        left = len(running)
+        while left or finished:
+            if left:
+                ended = rated.take()
+                left -= len(ended)
+                finished += ended
             self._write(finished)
             finished = []
 
@@ -191,8 +190,8 @@ class RatingGenerator:
         for work in works:
             if work.reported:
                 report = self._report_version(work)
-                if report.changed:
-                    settling.distrust(work, version=report.version)
+                if report.changed or report.key_version != work.spec.model_version:
+                    settling.distrust(work, version=report.version, pauses=report.changed)
         now = surely(database_now) if any(work.troubles for work in works) else None
         for work in works:
             if pause := settling.pause_of(work):
@@ -205,7 +204,10 @@ class RatingGenerator:
             self._ring_completion(empty)
 
     def _report_version(self, work: Work) -> Any:
-        """Let the first version that an external server reports count; another one pauses."""
+        """Let the first version that an external server reports count; another one pauses.
+
+        One that counts by now may be another than the batch was sent for.
+        """
         return surely(
             lambda: self._directory.report_version(
                 work.spec.model_id, work.reported, database_now()

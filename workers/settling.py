@@ -15,7 +15,8 @@ from fulfillment import bell
 from fulfillment.leases import Finish
 from fulfillment.policy.priority import priority_class
 from fulfillment.policy.traffic import decide_retry
-from workers.work import SHORTEST_CALL_S, Trouble, Work, kept_json
+from fulfillment.scores import Scored
+from workers.work import SHORTEST_CALL_S, EndpointData, Trouble, Work, kept_json
 
 KEPT = timedelta(seconds=30)
 """When the items of a rater that was paused may be looked at again."""
@@ -99,13 +100,22 @@ def pause_of(work: Work) -> Trouble | None:
     return next((trouble for trouble in work.troubles.values() if trouble.pauses), None)
 
 
-def distrust(work: Work, *, version: str) -> None:
-    """Throw away what another version of an external model answered: its rater pauses."""
+def serves(endpoint: EndpointData, model_version: str) -> bool:
+    """Say whether an endpoint's answers are ratings of raters pinned to a version of its model."""
+    # The dispatcher chooses among our own replicas, whose answers name their version each.
+    return endpoint.managed or endpoint.key_version == model_version
+
+
+def distrust(work: Work, *, version: str, pauses: bool) -> None:
+    """Throw away what an external model answered in a version other than its batch was sent for.
+
+    Its rater pauses where that version does not count: now it is `version`.
+    """
     trouble = Trouble(
-        code="model_version_changed",
-        detail=f"the model now calls itself {work.reported}; it was {version}",
+        code="model_version_changed" if pauses else "wrong_version",
+        detail=f"the model now calls itself {work.reported}; it was {version}" if pauses else "",
         costs_attempt=False,
-        pauses=True,
+        pauses=pauses,
     )
     # What it answered without a score is no verdict either.
     work.troubles |= dict.fromkeys(work.answered_at, trouble)
@@ -151,4 +161,8 @@ def ring(works: Sequence[Work]) -> None:
 
 def _aged(work: Work) -> dict[int, Any]:
     now = time.monotonic()
-    return {i: s._replace(age_s=now - work.answered_at[i]) for i, s in work.scored.items()}
+    # Of each item of each batch: `_replace` takes twice as long.
+    return {
+        i: Scored(s.score, s.label, s.output, s.warnings, now - work.answered_at[i], s.url_digest)
+        for i, s in work.scored.items()
+    }

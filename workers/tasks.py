@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
+from uuid import UUID
 
 import redis
 from celery import current_app, shared_task
@@ -37,12 +38,27 @@ HEARTBEAT_S = 3.0
 QUEUE = "ratings"
 
 _leaving = threading.Event()
+_at_work: set[UUID] = set()
+_lock = threading.Lock()
 
 
 @shared_task(name="workers.rate_batches", bind=True)
 def rate_batches(self: Any, batches: Sequence[tuple[int, int, str]]) -> None:
-    """Rate the batches of one message."""
-    _generator().rate(batches, task_id=uuid.UUID(self.request.id))
+    """Rate the batches of one message.
+
+    One that is delivered again while it is worked on, as the broker does after a lost connection,
+    is dropped: of this boot and task, it would take its batches over once more.
+    """
+    task_id = UUID(self.request.id)
+    with _lock:
+        if task_id in _at_work:
+            return
+        _at_work.add(task_id)
+    try:
+        _generator().rate(batches, task_id=task_id)
+    finally:
+        with _lock:
+            _at_work.discard(task_id)
 
 
 @cache

@@ -993,7 +993,7 @@ def test_a_close_waits_for_a_chunk_and_then_says_that_rows_are_coming_in() -> No
     # Before the append's last step: it was looked up, its positions were reserved.
     finishing = Pause('SELECT "fulfillment_workflow"."id"', 3)
 
-    def adding() -> Submission:
+    def adding() -> Any:
         return finishing.during(lambda: in_chunk.during(lambda: append(workflow, rows(*range(6)))))
 
     with threads(2) as pool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from airs_site import embedded
-from airs_site.management.commands.up import PROCESSES
+from airs_site.management.commands.up import PROCESSES, processes
 from airs_site.processes import read_pid
 from airs_site.supervisor import REPOSITORY
 
@@ -151,3 +151,13 @@ def test_a_busy_port_is_named_and_nothing_stays(home: Home) -> None:
     assert f"Port {port} is in use" in up.stderr
     assert "AIRS_PORT" in up.stderr
     assert home.pid_files() == []
+
+
+@pytest.mark.parametrize(("given", "taken"), [({}, "2"), ({"MALLOC_ARENA_MAX": "4"}, "4")])
+def test_threads_of_the_web_server_share_two_arenas_or_as_many_as_one_asks_for(
+    tmp_path: Path, given: dict[str, str], taken: str
+) -> None:
+    started = {process.name: process for process in processes(tmp_path, given, with_flower=False)}
+
+    assert started["web"].env["MALLOC_ARENA_MAX"] == taken
+    assert started["executors"].env == given

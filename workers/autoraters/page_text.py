@@ -7,9 +7,8 @@ hidden elements are kept as text; nothing is laid out or run.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -40,8 +39,7 @@ TAG = re.compile(
 ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageText:
+class PageText(NamedTuple):
     """What the model gets to read, and by how much it was shortened (never, for most rows)."""
 
     text: str
@@ -57,17 +55,21 @@ def page_text(item: Item, *, max_chars: int) -> PageText:
     """Return the row's title and text; its HTML counts only where it has no text."""
     title, body = _string(item, "title"), _string(item, "text")
     lengths: dict[str, Mapping[str, int]] = {}
-    if is_blank(body) and not is_blank(html := _string(item, "html")):
+    if (textless := is_blank(body)) and not is_blank(html := _string(item, "html")):
         page = bounded(html)
         if len(page) < len(html):
             lengths["html_characters"] = {"original": len(html), "used": len(page)}
         page_title, body = read_html(page)
         title = page_title if is_blank(title) else title
-    text = "\n".join(part for part in (title, body) if not is_blank(part))
+        textless = is_blank(body)
+    if is_blank(title):
+        text = "" if textless else body
+    else:
+        text = title if textless else f"{title}\n{body}"
     if len(text) > max_chars:
         lengths["characters"] = {"original": len(text), "used": max_chars}
         text = text[:max_chars]
-    return PageText(text=text, lengths=lengths)
+    return PageText(text, lengths)
 
 
 def bounded(html: str) -> str:
@@ -106,7 +108,8 @@ def collapse(text: str) -> str:
 
 def is_blank(text: str) -> bool:
     """Say whether a reader would see nothing."""
-    return not text.strip().strip(ZERO_WIDTH).strip()
+    # Nearly every text shows it by its first character; stripping may copy all of it.
+    return not text[:1].isalnum() and not text.strip().strip(ZERO_WIDTH).strip()
 
 
 def _string(item: Item, field: str) -> str:

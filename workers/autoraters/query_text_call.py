@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workers.autoraters.page_text import page_text
+from workers.autoraters.page_text import PageText, page_text
 from workers.autoraters.protocol import (
     FieldProblem,
     Item,
@@ -19,6 +19,7 @@ from workers.autoraters.protocol import (
 KEY_FIELDS = ("query_text", "title", "html", "text")
 SCORE = "score"
 TOKEN_COUNTS = ("tokens", "query_tokens")
+MAX_TOKENS = "max_tokens"
 INPUT_TRUNCATED = "input_truncated"
 MAX_TEXT_CHARS = "max_text_chars"
 LARGEST_TEXT_CHARS = 1_000_000
@@ -38,8 +39,15 @@ def call(items: Sequence[Item], *, max_chars: int, all_outputs: bool = False) ->
         },
         outputs=(SCORE,),
         all_outputs=all_outputs,
-        notes=[{"blank": page.blank, "lengths": page.lengths} for page in pages],
+        notes=_notes(pages),
     )
+
+
+def _notes(pages: Sequence[PageText]) -> Sequence[Mapping[str, Any]]:
+    """Return what to say with each rating; nothing at all where that is nothing for all rows."""
+    if not any(page.lengths or page.blank for page in pages):
+        return ()
+    return [{"blank": page.blank, "lengths": page.lengths} for page in pages]
 
 
 def prompt(item: Item, *, max_chars: int) -> str:
@@ -54,6 +62,8 @@ def prompt(item: Item, *, max_chars: int) -> str:
 
 def rated(answer: OipAnswer, row: int, *, score: float, label: str = "") -> Rated:
     """Return the score with what its reader must know: that text was cut, or was missing."""
+    if not answer.notes and MAX_TOKENS not in answer.parameters:
+        return Rated(score=score, label=label)
     noted = answer.notes[row] if answer.notes else {}
     lengths = {**noted.get("lengths", {}), **tokens_cut(answer, row)}
     warnings = (INPUT_TRUNCATED,) * bool(lengths) + (NO_TEXT,) * bool(noted.get("blank"))
@@ -71,7 +81,7 @@ def tokens_cut(answer: OipAnswer, row: int) -> Mapping[str, Mapping[str, int]]:
     It answers how many tokens the inputs had (outputs `tokens` and `query_tokens`) and how many it
     takes (parameter `max_tokens`). A model that says nothing is taken to have read everything.
     """
-    limit = answer.parameters.get("max_tokens")
+    limit = answer.parameters.get(MAX_TOKENS)
     if type(limit) is not int:
         return {}
     counts = {name: answer.outputs[name][row] for name in TOKEN_COUNTS if name in answer.outputs}

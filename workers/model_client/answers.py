@@ -20,6 +20,7 @@ from workers.model_client.outcomes import (
     row_fault,
 )
 
+MAX_VERSION = 128
 MARKUP = re.compile(r"<[^<>]*>")
 
 
@@ -35,8 +36,8 @@ def read_answer(
         return unusable("bad_answer", "no JSON object: " + error_text(body))
     if "error" in document and "outputs" not in document:
         return error_in_200(error_text(body), rows=rows)
-    version = document.get("model_version")
-    version = version if isinstance(version, str) else ""
+    named = document.get("model_version")
+    version = kept_version(named) if isinstance(named, str) else ""
     if expected_version and version != expected_version:
         return Verdict(
             outcome=CallOutcome.WRONG_VERSION,
@@ -56,6 +57,11 @@ def read_answer(
         parameters=parameters if isinstance(parameters, dict) else {},
         notes=call.notes,
     )
+
+
+def kept_version(name: str) -> str:
+    """Return what a server calls itself as it can be kept, "" for what cannot."""
+    return name[:MAX_VERSION] if name.isprintable() else ""
 
 
 def error_text(body: bytes) -> str:
@@ -128,7 +134,7 @@ def _column(tensor: Mapping[str, Any], *, rows: int) -> list[float] | Verdict:
         return unusable("count_mismatch", f"{len(flat)} values of {name!r} for {rows} rows")
     if shape is not None and not _one_a_row(shape, rows):
         return unusable("bad_shape", f"output {name!r} has shape {str(shape)[:40]}")
-    if any(type(cell) is not float and type(cell) is not int for cell in flat):
+    if not {float, int}.issuperset(map(type, flat)):
         return unusable("bad_type", f"output {name!r} holds something else than numbers")
     try:
         numbers = list(map(float, flat))

@@ -11,10 +11,14 @@ import orjson
 
 from fulfillment.policy.priority import vllm_priority
 from workers.autoraters.protocol import ChatAnswer, ChatCall
-from workers.model_client.answers import error_in_200, error_text, parse, unusable
+from workers.model_client.answers import (
+    error_in_200,
+    error_text,
+    kept_version,
+    parse,
+    unusable,
+)
 from workers.model_client.outcomes import CallOutcome, Verdict
-
-MAX_VERSION = 128
 
 
 def chat_body(call: ChatCall, *, model_name: str, priority: int | None) -> bytes:
@@ -66,8 +70,7 @@ def read_chat(body: bytes, *, call: ChatCall, expected_version: str) -> ChatAnsw
 def reported_version(document: Mapping[str, Any]) -> str:
     """Return what the server says it is: its model, and the fingerprint of its set-up if any."""
     parts = (_string(document.get("model")), _string(document.get("system_fingerprint")))
-    version = "/".join(part for part in parts if part)
-    return version[:MAX_VERSION] if version.isprintable() else ""
+    return kept_version("/".join(part for part in parts if part))
 
 
 def _text(content: Any) -> str | None:

@@ -11,6 +11,7 @@ its hands, which counts as an attempt.
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -151,9 +152,9 @@ class ModelClient:
     async def _timed(
         self, endpoint: Endpoint, limit_s: float, ask: Callable[[Target], Awaitable[A | Verdict]]
     ) -> CallResult[A]:
-        started = asyncio.get_running_loop().time()
+        started = time.monotonic()
         answer = await self._bounded(endpoint, limit_s, ask)
-        seconds = asyncio.get_running_loop().time() - started
+        seconds = time.monotonic() - started
         if isinstance(answer, Verdict):
             return CallResult(
                 outcome=answer.outcome,
@@ -199,7 +200,7 @@ class ModelClient:
 
     async def _is_ready(self, target: Target) -> bool:
         """Say whether the server calls itself ready; where that is not to be had, it is."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         asked_at, ready = self._readiness.get(target.ready, (-READY_MEMORY_S, True))
         if now - asked_at < READY_MEMORY_S:
             return ready

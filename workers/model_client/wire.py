@@ -188,8 +188,9 @@ async def _read_refusal(response: aiohttp.ClientResponse) -> Reply:
 
 async def _read_into(body: bytearray, response: aiohttp.ClientResponse, limit: int) -> None:
     """Append what comes until the end or until there is more than the limit."""
-    while len(body) <= limit and (piece := await response.content.readany()):
-        body += piece
+    # All of a short answer is here with its head.
+    while len(body) <= limit and not response.content.at_eof():
+        body += await response.content.readany()
 
 
 def _unreachable(failure: aiohttp.ClientConnectorError) -> Verdict:
