@@ -2,12 +2,14 @@
 
 from django.contrib import admin
 from django.urls import include, path
+from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework.negotiation import DefaultContentNegotiation
 
 from airs_site import health
 
 urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("fulfillment.urls")),
     path("api/v1/", include("models_admin.urls")),

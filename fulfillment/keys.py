@@ -9,12 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.conf import settings
-from django.utils.module_loading import import_string
-
 from fulfillment.models import KeyLevel, RaterVersion
 from fulfillment.policy.fingerprint import Fingerprinter
-from fulfillment.raters import Plugin, Spec
+from fulfillment.raters import Spec, plugin_of
 
 QUERY_FIELDS = ("query_text", "context")
 _PROMPT = ("prompt",)
@@ -35,9 +32,11 @@ class Keying:
 
 
 def keying(version: RaterVersion) -> Keying:
-    """Return how rows are keyed for a rater version, by the plug-in that is installed now."""
-    describe: Callable[[str], Plugin] = import_string(settings.AIRS_RATER_PLUGINS)
-    plugin = describe(version.spec["autorater"])
+    """Return how rows are keyed for a rater version, by the plug-in that is installed now.
+
+    Raises RaterUnavailable.
+    """
+    plugin = plugin_of(version.spec["autorater"])
     level = KeyLevel(version.spec["key_level"])
     fields = fields_at(level, plugin.key_fields)
     by_fields = Fingerprinter(version_digest=version.digest.bytes, key_fields=fields)

@@ -212,11 +212,22 @@ def find_version(rater_id: str, number: int) -> RaterVersion:
     return version
 
 
+def plugin_of(autorater: str) -> Plugin:
+    """Return what an installed plug-in tells of itself; raise RaterUnavailable."""
+    describe: Callable[[str], Plugin] = import_string(settings.AIRS_RATER_PLUGINS)
+    try:
+        return describe(autorater)
+    except Exception as error:  # somebody else's module: anything can happen while it loads
+        raise _unavailable(
+            {"field": "autorater", "code": "unknown_autorater", "detail": str(error)}
+        ) from error
+
+
 def problems(rater: Rater) -> list[dict[str, str]]:
     """Return why a rater cannot work, a place in the form each; empty when it can."""
     found = _setting_problems(rater)
     try:
-        plugin = _plugin(rater.autorater)
+        plugin = plugin_of(rater.autorater)
     except RaterUnavailable as error:
         return [*found, *_as_errors(error)]
     model = model_directory().describe(rater.model_id)
@@ -265,7 +276,7 @@ def _add_version(rater: Rater, spec: Spec, digest: UUID, now: datetime) -> Rater
 
 def _spec(rater: Rater) -> Spec:
     """Return what decides the rater's scores now; raise RaterUnavailable."""
-    plugin = _plugin(rater.autorater)
+    plugin = plugin_of(rater.autorater)
     model = model_directory().describe(rater.model_id)
     if model is None:
         raise _unavailable(_unknown_model(rater.model_id))
@@ -294,19 +305,9 @@ def _digest(spec: Spec) -> UUID:
     return UUID(bytes=version_digest(**asdict(spec)))
 
 
-def _plugin(name: str) -> Plugin:
-    describe: Callable[[str], Plugin] = import_string(settings.AIRS_RATER_PLUGINS)
-    try:
-        return describe(name)
-    except Exception as error:  # somebody else's module: anything can happen while it loads
-        raise _unavailable(
-            {"field": "autorater", "code": "unknown_autorater", "detail": str(error)}
-        ) from error
-
-
 def _default_key_level(autorater: str) -> str:
     try:
-        return _plugin(autorater).key_level
+        return plugin_of(autorater).key_level
     except RaterUnavailable as error:
         raise InvalidFields(error.detail, errors=_as_errors(error)) from error
 

@@ -252,6 +252,10 @@ def test_the_archive_is_read_only_and_neither_counted_nor_sorted(
 # What browsers are told
 
 
+def test_the_bare_address_leads_to_the_admin() -> None:
+    assert Client().get("/").headers["Location"] == "/admin/"
+
+
 @pytest.fixture
 def policies(admin: Client) -> dict[str, str]:
     paths = ("/admin/", "/admin/login/", "/api/docs", "/api/v1/workflows", "/healthz", "/nothing")

@@ -700,3 +700,14 @@ def test_nan_never_leaves_as_nan() -> None:
 
     assert document["mean_score"] is None
     assert record["score"] is None
+
+
+def test_rows_for_a_rater_whose_plug_in_is_gone_are_refused() -> None:
+    api = Api()
+    workflow = api.post("/workflows", {"rater": RATER}).json()
+    del builders.PLUGINS["stub"]
+
+    refused = api.upload(f"/workflows/{workflow['id']}/requests", [builders.row()])
+
+    assert (refused.status_code, refused.json()["code"]) == (422, "rater_unavailable")
+    assert not Upload.objects.filter(creates=False).exists()
