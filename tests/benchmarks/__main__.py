@@ -16,6 +16,7 @@ from tests.acceptance.stack import Stack, Stub
 from tests.benchmarks import (
     eta,
     inside,
+    large,
     real_model,
     report,
     running,
@@ -41,7 +42,10 @@ NAMES = (
     "exports",
     "queue_look",
     "eta",
+    "large",
 )
+BY_NAME_ONLY = frozenset({"large"})
+"""Half an hour, and 25 GB of disk."""
 INSIDE = ("checker", "backlog", "archive", "exports", "queue_look")
 """Services alone, without a stack."""
 WITHOUT_EVENTS = ("flower", "host-agent")
@@ -61,15 +65,19 @@ class Sizes:
     seeds_a_round: int
     scale_s: float
     eta_workflows: int
+    large_upload: int
+    large_appended: int
 
 
 FULL = Sizes(
     grouped_rows=50_000, single_rows=12_000, ingest_rows=100_000, backlog=20_000, rounds=2,
     urgent_rounds=5, model_rounds=4, seeds_a_round=3, scale_s=600.0, eta_workflows=16,
+    large_upload=1_000_000, large_appended=10_000_000,
 )  # fmt: skip
 QUICK = Sizes(
     grouped_rows=20_000, single_rows=4_000, ingest_rows=20_000, backlog=8_000, rounds=1,
     urgent_rounds=2, model_rounds=2, seeds_a_round=1, scale_s=30.0, eta_workflows=10,
+    large_upload=100_000, large_appended=400_000,
 )  # fmt: skip
 
 
@@ -82,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(
             f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
         )
-    names = set(chosen.names) or set(NAMES) - ({"model_server"} if chosen.quick else set())
+    left_out = BY_NAME_ONLY | ({"model_server"} if chosen.quick else set())
+    names = set(chosen.names) or set(NAMES) - left_out
     began_at = time.monotonic()
     figures: list[Figure] = []
     for figure in _figures(names, quick=chosen.quick):
@@ -116,6 +125,11 @@ def _run(names: set[str], sizes: Sizes) -> Iterator[Figure]:
         if names & {"scale", "stub", "archive_hits", "urgent", "ingest"}:
             with running.stack(without=WITHOUT_EVENTS) as stack:
                 yield from _without_events(stack, stub, slow, names, sizes)
+        if "large" in names:
+            with running.stack(without=WITHOUT_EVENTS) as stack:
+                yield from large.large(
+                    stack, stub, upload=sizes.large_upload, appended=sizes.large_appended
+                )
         if names & {"events", "real_model"}:
             without = () if "real_model" in names else ("host-agent",)
             with running.stack(without=without) as stack:

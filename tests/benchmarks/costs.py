@@ -8,11 +8,13 @@ figures and not the rates.
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+SUPERVISOR = "supervisor"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,20 +64,25 @@ class Meter:
 
     def _look(self) -> dict[str, float]:
         spent: dict[str, float] = defaultdict(float)
-        for path in (self._home / "run").glob("*.pid"):
-            name = path.stem.rstrip("-0123456789")
-            if name == "supervisor":
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess, ValueError):
-                spent[name] += _family_s(int(path.read_text().split()[0]))
+        for name, process in supervised(self._home):
+            if name != SUPERVISOR:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    spent[name] += _family_s(process)
         for name, pid in self._others.items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                spent[name] += _family_s(pid)
+                spent[name] += _family_s(psutil.Process(pid))
         return spent
 
 
-def _family_s(pid: int) -> float:
-    process = psutil.Process(pid)
+def supervised(home: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield the supervised processes of a home, and the supervisor, by role: without numbers."""
+    for path in (home / "run").glob("*.pid"):
+        with contextlib.suppress(psutil.NoSuchProcess, ValueError, FileNotFoundError):
+            process = psutil.Process(int(path.read_text().split()[0]))
+            yield path.stem.rstrip("-0123456789"), process
+
+
+def _family_s(process: psutil.Process) -> float:
     seconds = 0.0
     for member in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):

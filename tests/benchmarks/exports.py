@@ -17,7 +17,7 @@ from fulfillment.exports.parquet import parquet
 from fulfillment.models import Workflow
 from fulfillment.policy.lifecycle import WorkflowState
 from fulfillment.results import Page
-from tests.benchmarks import queue_rows
+from tests.benchmarks import floors, queue_rows
 from tests.benchmarks.report import Figure, number
 
 COPY = "COPY of the same columns as CSV"
@@ -86,8 +86,7 @@ def _copy(workflow: Workflow) -> float:
     began_at = time.perf_counter()
     with connection.cursor() as cursor:
         cursor.cursor.copy_expert(
-            "COPY (SELECT request_id, query_id, result_id, side, state, score, label, output,"
-            " source, error, attempts, rated_at, warnings FROM fulfillment_ratingrequest"
+            f"COPY (SELECT {floors.RESULT_COLUMNS} FROM fulfillment_ratingrequest"
             f" WHERE workflow_id = {workflow.pk:d}) TO STDOUT (FORMAT csv)",
             Sink(),
         )

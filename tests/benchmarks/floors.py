@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 
@@ -20,6 +21,10 @@ from workers.model_client import CallOutcome, Endpoint, ModelClient
 
 BATCH = 12
 OPEN_CALLS = 16
+RESULT_COLUMNS = (
+    "request_id, query_id, result_id, side, state, score, label, output, source, error, attempts,"
+    " rated_at, warnings"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +76,29 @@ def copy_outcome(stack: Stack, body: bytes) -> Floor:
         wall_s = time.perf_counter() - began_at
         cursor.execute("DROP TABLE bench_floor, bench_floor_ratings")
     return Floor(count=len(lines), wall_s=wall_s)
+
+
+def copy_results(stack: Stack, workflow_key: int) -> Floor:
+    """COPY what an export shows of a workflow as CSV to this process."""
+
+    class Sink(io.RawIOBase):
+        rows = 0
+
+        def write(self, data: Any) -> int:
+            self.rows += bytes(data).count(b"\n")
+            return len(data)
+
+    sink = Sink()
+    with stack.database() as connection, connection.cursor() as cursor:
+        began_at = time.monotonic()
+        cursor.copy_expert(
+            f"COPY (SELECT {RESULT_COLUMNS} FROM fulfillment_ratingrequest"
+            f" WHERE id >= {workflow_key:d}::bigint << 31"
+            f" AND id < {workflow_key + 1:d}::bigint << 31) TO STDOUT (FORMAT csv)",
+            sink,
+        )
+        wall_s = time.monotonic() - began_at
+    return Floor(count=sink.rows, wall_s=wall_s)
 
 
 def bare_calls(url: str, body: bytes) -> Floor:

@@ -38,6 +38,9 @@ PROCESSES = (
 )
 _SERVERS, _WORKERS, _SOURCES = 0, 1, 2
 _READY_TIMEOUT_S = 120.0
+# glibc gives each thread an arena of its own, and each would keep what an upload once took in it:
+# after some dozens of uploads 400 MiB a process. Threads that share the interpreter need no more.
+_WEB_ARENAS = "2"
 # A shutdown writes a checkpoint: up to `shared_buffers` of dirty pages.
 _POSTGRES_GRACE_S = 60.0
 
@@ -150,7 +153,8 @@ def processes(home: Path, env: Mapping[str, str], *, with_flower: bool) -> Itera
     yield of_sources(name="beat", argv=_celery("beat", "-S", scheduler, "--pidfile="))
     for number in (1, 2):
         yield of_sources(name=f"dispatcher-{number}", argv=_manage("dispatch"))
-    yield of_sources(name="web", argv=_web(), ready=_web_answers)
+    few_arenas = {"MALLOC_ARENA_MAX": _WEB_ARENAS, **env}
+    yield of_sources(name="web", argv=_web(), env=few_arenas, ready=_web_answers)
 
 
 def _worker(
