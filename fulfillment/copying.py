@@ -4,7 +4,6 @@ About three times the rate of text COPY and twelve times bulk_create. (The pgcop
 same but needs source psycopg2 and a compiler.) Encoders return a field with its length in front.
 """
 
-import io
 import struct
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -115,20 +114,42 @@ def text_array(values: Sequence[str] | None) -> bytes:
 def copy(
     cursor: CursorWrapper, table: str, columns: Sequence[str], records: Iterable[bytes]
 ) -> int:
-    """COPY records, each the encoded fields of `columns` in their order; return their bytes."""
-    count = struct.pack("!h", len(columns))
-    parts = [_HEADER]
-    for record in records:
-        parts += (count, record)
-    parts.append(_TRAILER)
-    data = b"".join(parts)
+    """COPY records, each the encoded fields of `columns` in their order; return their bytes.
+
+    They are taken as they are sent: PostgreSQL stores the first while the next are being made.
+    """
     names = ", ".join(f'"{column}"' for column in columns)
     raw: Any = cursor.cursor
+    pieces = _Pieces(struct.pack("!h", len(columns)), records)
     # Django wraps only the errors of its own methods: callers expect its IntegrityError here too.
     with cursor.db.wrap_database_errors:
-        raw.copy_expert(
-            f'COPY "{table}" ({names}) FROM STDIN WITH (FORMAT binary)',
-            io.BytesIO(data),
-            _PIECE,
-        )
-    return len(data)
+        raw.copy_expert(f'COPY "{table}" ({names}) FROM STDIN WITH (FORMAT binary)', pieces, _PIECE)
+    return pieces.sent
+
+
+class _Pieces:
+    """Records as a file to be read from."""
+
+    def __init__(self, count: bytes, records: Iterable[bytes]) -> None:
+        self._count = count
+        self._records = iter(records)
+        self._first, self._is_over = _HEADER, False
+        self.sent = 0
+
+    def read(self, size: int) -> bytes:
+        """Return about `size` bytes of whole records, nothing after the last."""
+        if self._is_over:
+            return b""
+        parts, length = [self._first], 0
+        self._first = b""
+        for record in self._records:
+            parts += (self._count, record)
+            length += len(record)
+            if length >= size:
+                break
+        else:
+            parts.append(_TRAILER)
+            self._is_over = True
+        piece = b"".join(parts)
+        self.sent += len(piece)
+        return piece

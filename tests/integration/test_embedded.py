@@ -427,3 +427,10 @@ def test_without_any_program_the_error_says_what_to_install(
 def _only_package(module: Any, kept: str) -> Callable[[str], list[Path]]:
     find: Callable[[str], list[Path]] = module._package_directories
     return lambda name: find(name) if name == kept else []
+
+
+@pytest.mark.parametrize(("memory_gib", "buffers_mib"), [(1, 256), (8, 1024), (512, 2048)])
+def test_postgresql_gets_an_eighth_of_the_memory_within_bounds(
+    memory_gib: int, buffers_mib: int
+) -> None:
+    assert embedded._shared_buffers(memory_gib << 30) == buffers_mib << 20
