@@ -320,7 +320,7 @@ def _exec_postgres(home: Path) -> None:
     programs = _postgres_programs(area.owner)
     settings = _POSTGRES_SETTINGS | {
         "shared_buffers": f"{_shared_buffers(psutil.virtual_memory().total) >> 20}MB",
-        "unix_socket_directories": '"{}"'.format(str(_socket_directory(area)).replace('"', '""'))
+        "unix_socket_directories": '"{}"'.format(str(_socket_directory(area)).replace('"', '""')),
     }
     _clear_remains(home, area)
     if area.owner is not None:
