@@ -58,6 +58,22 @@ def test_a_policy_loads_values_of_the_standard_library_only(module: str) -> None
     assert not loaded & IMPURE
 
 
+def simulation_modules() -> list[str]:
+    files = ROOT.glob("airs_site/simulation/**/*.py")
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return sorted(name.removesuffix(".__init__") for name in names)
+
+
+def test_the_simulation_loads_nothing_of_ours_but_policies() -> None:
+    loaded = loads("; ".join(f"import {module}" for module in simulation_modules()))
+
+    ours = {module for module in loaded if module.startswith(("fulfillment.", "models_admin."))}
+    assert ours
+    assert not [module for module in ours if module.split(".")[1] != "policy"]
+    # NumPy itself loads threads, sockets and its own generators of chance.
+    assert not loaded & {"django", "celery", "kombu", "redis", "psycopg2", "jax", "asyncio"}
+
+
 @pytest.mark.parametrize("package", ["airs_site", "fulfillment", "models_admin", "workers"])
 def test_a_package_itself_loads_nothing(package: str) -> None:
     assert loads(f"import {package}") == {package}

@@ -1,0 +1,168 @@
+"""Rebalancing: how many replicas of a pool each model gets, by the pressure of deadlines.
+
+A model needs, for each of its deadlines, what is due by then over the time that is left once a
+moved replica has started; the largest of these is its need. If all needs fit into the pool they
+are met and the spare is shared by the default allocation, which is what absorbs the next arrival.
+If they don't, each gets up to its default, the smallest need first, and the rest goes by need.
+
+A move costs a start-up in which the replica serves nobody, so that only whole replicas move, and
+only to a model whose backlog would last longer than that. Nothing is killed: the replica drains.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import floor, inf
+from typing import Final
+
+START_UP: Final = timedelta(seconds=240)
+SHORTEST: Final = timedelta(seconds=60)
+"""A deadline that is nearer, or past, counts as this far: the need stays finite."""
+MOST_MOVES: Final = 10
+"""A round."""
+WORTH_START_UPS: Final = 1.5
+"""A move is worth it where a replica's backlog lasts so many start-ups."""
+WORTH_START_UPS_TOP: Final = 0.5
+"""The same for the model with most replicas by default: there a wrong move costs least."""
+
+# What floats leave of a whole replica.
+_ALMOST: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """Work of a model that is due at one instant, in replica-seconds."""
+
+    deadline_at: datetime
+    work_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """One model of a pool: what it has, and what it must do."""
+
+    model_id: str
+    default: int
+    least: int
+    """It keeps so many, also without work."""
+    replicas: int
+    """Those that serve and those that start."""
+    dues: Sequence[Due]
+    """Committed work."""
+    other_s: float = 0.0
+    """Work that is not committed, in replica-seconds; it needs somebody, but no speed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """Replicas that leave one model for another."""
+
+    donor: str
+    receiver: str
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rebalance:
+    """What to move now, and what each model should have."""
+
+    moves: tuple[Move, ...]
+    needs: Mapping[str, float]
+    targets: Mapping[str, float]
+    reason: str
+
+
+def rebalance(
+    models: Sequence[Model], now: datetime, *, start_up: timedelta = START_UP
+) -> Rebalance:
+    """Decide one round of moves within a pool; all replicas of its models are the pool."""
+    total = sum(model.replicas for model in models)
+    needs = {model.model_id: need(model, now, start_up=start_up) for model in models}
+    targets, shared = _targets(models, needs, total)
+    moves = _moves(models, targets, start_up)
+    wanted = sum(needs.values())
+    moved = sum(move.replicas for move in moves)
+    return Rebalance(
+        moves=tuple(moves),
+        needs=needs,
+        targets=targets,
+        reason=f"{wanted:.1f} of {total} replicas are needed: {shared}; {moved} move",
+    )
+
+
+def need(model: Model, now: datetime, *, start_up: timedelta = START_UP) -> float:
+    """Return the replicas with which a model meets its deadlines."""
+    due_s = 0.0
+    most = 0.0
+    for due in sorted(model.dues, key=lambda due: due.deadline_at):
+        due_s += due.work_s
+        left = max(SHORTEST, due.deadline_at - now - start_up)
+        most = max(most, due_s / left.total_seconds())
+    # Whoever has any work must have somebody to do it.
+    least = max(model.least, 1 if due_s + model.other_s > 0 else 0)
+    return max(most, float(least))
+
+
+def _targets(
+    models: Sequence[Model], needs: Mapping[str, float], total: int
+) -> tuple[dict[str, float], str]:
+    spare = total - sum(needs.values())
+    if spare >= 0:
+        defaults = sum(model.default for model in models) or 1
+        return {
+            model.model_id: needs[model.model_id] + spare * model.default / defaults
+            for model in models
+        }, "all are met, the spare is shared by default"
+    left = float(total)
+    targets: dict[str, float] = {}
+    for model in sorted(models, key=lambda model: (needs[model.model_id], model.model_id)):
+        given = min(needs[model.model_id], max(model.default, model.least), left)
+        targets[model.model_id] = given
+        left -= given
+    unmet = {model_id: needs[model_id] - given for model_id, given in targets.items()}
+    lacking = sum(unmet.values())
+    return {
+        model_id: given + left * unmet[model_id] / lacking for model_id, given in targets.items()
+    }, "each gets up to its default, the smallest need first, the rest by need"
+
+
+def _moves(
+    models: Sequence[Model], targets: Mapping[str, float], start_up: timedelta
+) -> list[Move]:
+    top = max(models, key=lambda model: (model.default, model.model_id), default=None)
+    donors = {
+        model.model_id: min(
+            floor(model.replicas - targets[model.model_id] + _ALMOST),
+            model.replicas - model.least,
+        )
+        for model in models
+    }
+    lacks = [
+        (targets[model.model_id] - model.replicas, model)
+        for model in models
+        if _is_worth(model, start_up, is_top=model is top)
+    ]
+    counts: dict[tuple[str, str], int] = {}
+    left = MOST_MOVES
+    for lack, receiver in sorted(lacks, key=lambda entry: (-entry[0], entry[1].model_id)):
+        # One that has none gets one for any work at all.
+        wanted = max(floor(lack + _ALMOST), 1 if not receiver.replicas else 0)
+        while wanted > 0 and left > 0:
+            donor = max(donors, key=lambda model_id: (donors[model_id], model_id))
+            if donors[donor] < 1:
+                break
+            donors[donor] -= 1
+            counts[donor, receiver.model_id] = counts.get((donor, receiver.model_id), 0) + 1
+            wanted -= 1
+            left -= 1
+    return [
+        Move(donor=donor, receiver=receiver, replicas=count)
+        for (donor, receiver), count in counts.items()
+    ]
+
+
+def _is_worth(model: Model, start_up: timedelta, *, is_top: bool) -> bool:
+    backlog_s = sum(due.work_s for due in model.dues) + model.other_s
+    each_s = backlog_s / model.replicas if model.replicas else (inf if backlog_s else 0.0)
+    start_ups = WORTH_START_UPS_TOP if is_top else WORTH_START_UPS
+    return each_s > start_ups * start_up.total_seconds()

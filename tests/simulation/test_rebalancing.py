@@ -1,0 +1,158 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models_admin.policy.rebalancing import (
+    MOST_MOVES,
+    START_UP,
+    Due,
+    Model,
+    Move,
+    need,
+    rebalance,
+)
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+IN_AN_HOUR = 3600 + START_UP.total_seconds()
+
+
+def model(
+    name: str,
+    replicas: int,
+    *,
+    work_s: float = 0,
+    left_s: float = IN_AN_HOUR,
+    default: int | None = None,
+    least: int = 0,
+    other_s: float = 0,
+) -> Model:
+    dues = [Due(deadline_at=NOW + timedelta(seconds=left_s), work_s=work_s)] if work_s else []
+    return Model(
+        model_id=name,
+        default=replicas if default is None else default,
+        least=least,
+        replicas=replicas,
+        dues=dues,
+        other_s=other_s,
+    )
+
+
+models = st.lists(
+    st.builds(
+        model,
+        st.sampled_from("abcdefgh"),
+        st.integers(0, 20),
+        work_s=st.integers(0, 200_000),
+        left_s=st.integers(-100, 20_000),
+        default=st.integers(0, 20),
+        least=st.integers(0, 3),
+        other_s=st.integers(0, 1000),
+    ),
+    min_size=1,
+    unique_by=lambda each: each.model_id,
+)
+
+
+def test_a_need_is_what_is_due_over_the_time_after_a_start() -> None:
+    assert need(model("a", 1, work_s=3 * 3600), NOW) == 3
+
+
+def test_the_tightest_deadline_decides() -> None:
+    dues = [
+        Due(deadline_at=NOW + START_UP + timedelta(seconds=7200), work_s=7200),
+        Due(deadline_at=NOW + START_UP + timedelta(seconds=1000), work_s=5000),
+    ]
+    tight = Model(model_id="a", default=1, least=0, replicas=1, dues=dues)
+
+    assert need(tight, NOW) == 5
+
+
+def test_a_deadline_that_is_past_counts_as_a_minute_away() -> None:
+    assert need(model("a", 1, work_s=600, left_s=-5), NOW) == 10
+
+
+@pytest.mark.parametrize(
+    ("other_s", "least", "needed"), [(0.0, 0, 0.0), (1.0, 0, 1.0), (0.0, 2, 2.0)]
+)
+def test_work_needs_somebody_and_a_minimum_is_kept(
+    other_s: float, least: int, needed: float
+) -> None:
+    assert need(model("a", 5, other_s=other_s, least=least), NOW) == needed
+
+
+def test_idle_replicas_go_where_they_are_needed() -> None:
+    decision = rebalance([model("busy", 2, work_s=4 * 3600), model("idle", 4)], NOW)
+
+    # Needs 4 and 0 of 6; the spare of 2 is shared 1 : 2.
+    assert decision.targets == {"busy": pytest.approx(4 + 2 / 3), "idle": pytest.approx(4 / 3)}
+    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=2),)
+    assert decision.reason.startswith("4.0 of 6 replicas are needed: all are met")
+
+
+def test_a_minimum_is_never_given_away() -> None:
+    decision = rebalance([model("busy", 2, work_s=50_000), model("idle", 4, least=3)], NOW)
+
+    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=1),)
+
+
+def test_small_needs_are_met_up_to_the_default_when_not_all_can_be() -> None:
+    flood = model("flood", 6, work_s=50 * 3600, default=2)
+    small = model("small", 0, work_s=2 * 3600, default=4)
+
+    decision = rebalance([flood, small], NOW)
+
+    assert decision.targets == {"small": 2, "flood": 4}
+    assert decision.moves == (Move(donor="flood", receiver="small", replicas=2),)
+
+
+def test_a_short_backlog_is_not_worth_a_start() -> None:
+    # Due soon, so that the need is high, but done before a moved replica would serve.
+    brief = model("brief", 1, work_s=1.4 * START_UP.total_seconds(), left_s=0)
+
+    assert rebalance([brief, model("idle", 4), model("top", 9)], NOW).moves == ()
+
+
+def test_a_model_without_replicas_gets_one_for_any_work() -> None:
+    decision = rebalance([model("none", 0, other_s=5, default=1), model("idle", 3)], NOW)
+
+    assert decision.moves == (Move(donor="idle", receiver="none", replicas=1),)
+
+
+def test_a_round_moves_ten_at_most() -> None:
+    decision = rebalance([model("busy", 40, work_s=500_000), model("idle", 40)], NOW)
+
+    assert sum(move.replicas for move in decision.moves) == MOST_MOVES
+
+
+def test_an_empty_pool_has_nothing_to_move() -> None:
+    assert rebalance([], NOW).moves == ()
+
+
+@given(found=models)
+def test_devices_are_conserved(found: list[Model]) -> None:
+    decision = rebalance(found, NOW)
+
+    left = {each.model_id: each.replicas for each in found}
+    for move in decision.moves:
+        assert move.replicas > 0
+        left[move.donor] -= move.replicas
+        left[move.receiver] += move.replicas
+    assert sum(left.values()) == sum(each.replicas for each in found)
+    assert all(left[each.model_id] >= min(each.least, each.replicas) for each in found)
+
+
+@given(found=models)
+def test_nobody_gives_and_gets_in_one_round(found: list[Model]) -> None:
+    decision = rebalance(found, NOW)
+
+    donors = {move.donor for move in decision.moves}
+    assert not donors & {move.receiver for move in decision.moves}
+
+
+@given(found=models)
+def test_targets_are_no_more_than_the_pool(found: list[Model]) -> None:
+    decision = rebalance(found, NOW)
+
+    assert sum(decision.targets.values()) <= sum(each.replicas for each in found) + 1e-6
