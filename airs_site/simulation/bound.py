@@ -14,7 +14,6 @@ from math import inf
 
 import numpy as np
 
-from airs_site.simulation.keys import fails_for_good
 from airs_site.simulation.trace import Workload
 from airs_site.simulation.workload import DAY_S
 
@@ -42,7 +41,7 @@ class Bound:
 
 def bound(workload: Workload, days: int | None = None) -> Bound:
     """Return the limit for the evaluations of the measured days."""
-    tasks, requests, failed = _tasks(workload, days)
+    tasks, requests = _tasks(workload, days)
     replicas = workload.params.replicas
     undone = fluid(tasks, replicas)
     lost = sum(
@@ -52,7 +51,7 @@ def bound(workload: Workload, days: int | None = None) -> Bound:
     )
     return Bound(
         whole_in_time=1 - len(given_up(tasks, replicas)) / len(tasks),
-        requests_in_time=1 - (lost + failed) / requests,
+        requests_in_time=1 - lost / requests,
     )
 
 
@@ -104,15 +103,15 @@ def _largest_in_the_way(
     return max((n for n in due if tasks[n].at_s >= busy_since), key=lambda n: (tasks[n].work_s, n))
 
 
-def _tasks(workload: Workload, days: int | None) -> tuple[list[Task], int, float]:
-    """Return the work there is, the requests there are, and those that fail for good."""
+def _tasks(workload: Workload, days: int | None) -> tuple[list[Task], int]:
+    """Return the work there is, and how many requests there are, hits included."""
     params = workload.params
     horizon_s = min(days or params.days, params.days) * DAY_S
     cost = {rater.id: rater.cost_mult for rater in params.raters}
     rating_s = workload.scale * params.batch_service_s / params.batch
     stored = np.zeros(workload.distinct, dtype=bool)
     tasks: list[Task] = []
-    requests = failed = 0
+    requests = 0
     for place, evaluation in enumerate(workload.evaluations):
         ids = workload.requests(place)
         if 0 <= evaluation.at_s < horizon_s:
@@ -126,6 +125,5 @@ def _tasks(workload: Workload, days: int | None) -> tuple[list[Task], int, float
                 )
             )
             requests += len(ids)
-            failed += int(fails_for_good(missing, evaluation).sum())
         stored[ids] = True
-    return tasks, requests, failed
+    return tasks, requests

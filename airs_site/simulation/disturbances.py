@@ -107,6 +107,6 @@ def others(world: World) -> Others:
     requests = sum(job.requests for job in jobs)
     return Others(
         others_whole=sum(not job.late for job in jobs) / len(jobs),
-        others_requests=1 - sum(job.late + job.failed for job in jobs) / requests,
+        others_requests=1 - sum(job.late for job in jobs) / requests,
         others_p75_s=float(np.quantile(beside, 0.75)) if beside else 0.0,
     )

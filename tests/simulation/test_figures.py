@@ -41,7 +41,7 @@ def test_what_fails_for_good_is_failure_but_not_of_capacity() -> None:
     figures = measure(run("fifo", evaluation(1, 12, permanent=1.0)))
 
     assert (figures.failure["p50"], figures.capacity_failure["p50"]) == (1.0, 0.0)
-    assert (figures.whole_in_time, figures.requests_in_time) == (1.0, 0.0)
+    assert (figures.whole_in_time, figures.requests_in_time) == (1.0, 1.0)
 
 
 def test_a_hit_counts_whether_at_submit_or_later() -> None:
@@ -55,12 +55,12 @@ def test_a_hit_counts_whether_at_submit_or_later() -> None:
 
 
 def test_owners_that_are_slowed_down_alike_have_an_index_of_one() -> None:
-    alike = (evaluation(1, 12, owner="ann"), evaluation(2, 12, owner="bob", at_s=50.0))
-    unlike = (evaluation(1, 12, owner="ann"), evaluation(2, 12, owner="bob"))
+    alike = (evaluation(1, 1200, owner="ann"), evaluation(2, 1200, owner="bob", at_s=1200.0))
+    unlike = (evaluation(1, 1200, owner="ann"), evaluation(2, 1200, owner="bob"))
 
-    assert measure(run("fifo", *alike)).jain == pytest.approx(1.0)
+    assert measure(run("fifo", *alike, replicas=(1, 1))).jain == pytest.approx(1.0)
     # Slowdowns of 1 and 2.
-    assert measure(run("fifo", *unlike)).jain == pytest.approx(9 / 10)
+    assert measure(run("fifo", *unlike, replicas=(1, 1))).jain == pytest.approx(9 / 10)
 
 
 def test_a_forecast_is_kept_where_all_was_expected_and_came() -> None:
