@@ -1,9 +1,14 @@
-"""Commitments: how much of each workflow a rater is expected to finish in time.
+"""Commitments: which workflows of a rater are expected to be finished in time.
 
 Demands are looked at by deadline. What is due by a deadline, in replica-seconds, must fit into what
-the reachable replicas can do until then; where it doesn't, batches are cut from the commitment, of
-low classes first, then of the largest demand. What is cut is not refused: it is served as best
-effort, and slack that shows later is given back, the smallest demand first.
+the reachable replicas can do until then. Where it doesn't, workflows are given up, one by one and
+as a whole: a workflow of which a part is late is late, and two that are both given up by half are
+two that are late where one could have been. Given up first is, of an owner with more than its share
+of what is due by then, the lowest class and then the largest demand; where no owner has more, the
+lowest class and the largest demand of all.
+
+What is given up is not refused: it is served as best effort, and committed to again when there is
+room for it as a whole, the smallest first.
 
 The answer is a forecast, not a guarantee: it knows neither who comes tomorrow nor which batches
 take longer than the mean. That is what the margins are for.
@@ -17,10 +22,12 @@ from typing import Final
 
 from fulfillment.policy.priority import PriorityClass
 
-NEW_MARGIN: Final = 0.9
-"""Share of the capacity until a deadline that may be promised by what is new."""
-OLD_MARGIN: Final = 0.98
+NEW_MARGIN: Final = 0.6
+"""Share of the capacity until a deadline that may be promised by what is new, or again."""
+OLD_MARGIN: Final = 0.9
 """The same for what was promised before: a promise is not taken back for a small error."""
+OWNER_SHARE: Final = 0.3
+"""Of the capacity until a deadline, above which an owner's demands are given up first."""
 
 _NEGLIGIBLE: Final = 1e-6
 
@@ -30,13 +37,16 @@ class Demand:
     """Open work of one workflow, in batches."""
 
     workflow_id: int
+    owner: str = ""
     priority_class: PriorityClass
     deadline_at: datetime
     wanted: float
     """Committed and not sent yet."""
     cut: float = 0.0
-    """Not committed."""
+    """Given up and not sent yet."""
     in_flight: float = 0.0
+    cost: float = 1.0
+    """What its batches take, in times of the rater's mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +61,17 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commitment:
-    """Batches that are not committed, by workflow; those of whom all is committed are left out."""
+    """Which workflows are given up."""
 
     cut: Mapping[int, float]
+    """All batches of such a workflow that are not sent yet, by workflow."""
     reason: str
 
 
 def admit(
     demands: Sequence[Demand], newcomer: int, capacity: Capacity, now: datetime
 ) -> Commitment:
-    """Cut until all commitments fit, now that `newcomer` has come; it is among the demands."""
+    """Give up until all commitments fit, now that `newcomer` has come; it is among the demands."""
     new = next(demand for demand in demands if demand.workflow_id == newcomer)
     margins = [
         NEW_MARGIN if demand.deadline_at >= new.deadline_at else OLD_MARGIN
@@ -70,7 +81,7 @@ def admit(
 
 
 def renew(demands: Sequence[Demand], capacity: Capacity, now: datetime) -> Commitment:
-    """Cut what fits no more, and give slack back to what was cut."""
+    """Give up what fits no more, and commit again to what fits as a whole."""
     plan = _Plan(demands, capacity, now).fit([OLD_MARGIN] * len(demands))
     return _commitment(plan.give_back(NEW_MARGIN))
 
@@ -81,80 +92,80 @@ def _by_deadline(demands: Sequence[Demand]) -> list[Demand]:
 
 def _commitment(plan: "_Plan") -> Commitment:
     cut = {
-        demand.workflow_id: cut
-        for demand, cut in zip(plan.demands, plan.cut, strict=True)
-        if cut > _NEGLIGIBLE
+        demand.workflow_id: demand.wanted + demand.cut
+        for demand, is_cut in zip(plan.demands, plan.is_cut, strict=True)
+        if is_cut and demand.wanted + demand.cut > _NEGLIGIBLE
     }
     if not cut:
         return Commitment(cut=cut, reason="all is expected in time")
-    batches = sum(cut.values())
     return Commitment(
         cut=cut,
-        reason=f"{batches:.1f} batches of {len(cut)} workflows do not fit before their deadlines",
+        reason=f"{sum(cut.values()):.1f} batches of {len(cut)} workflows do not fit before their "
+        "deadlines",
     )
 
 
 class _Plan:
-    """Commitments while they are made: demands by deadline, with what is wanted and cut of each."""
+    """Commitments while they are made: demands by deadline, and which of them are given up."""
 
     def __init__(self, demands: Sequence[Demand], capacity: Capacity, now: datetime) -> None:
         self.demands = _by_deadline(demands)
-        self.wanted = [demand.wanted for demand in self.demands]
-        self.cut = [demand.cut for demand in self.demands]
-        self._batches_s = max(capacity.seconds_a_batch, _NEGLIGIBLE)
+        self.is_cut = [demand.cut > _NEGLIGIBLE for demand in self.demands]
+        batches_s = max(capacity.seconds_a_batch, _NEGLIGIBLE)
+        self._work = [(demand.wanted + demand.cut) * demand.cost for demand in self.demands]
+        """Batches of ordinary cost that are not sent yet."""
+        self._flying = [demand.in_flight / 2 * demand.cost for demand in self.demands]
         self._room = [
-            capacity.replicas * max(0.0, (demand.deadline_at - now).total_seconds())
+            capacity.replicas * max(0.0, (demand.deadline_at - now).total_seconds()) / batches_s
             for demand in self.demands
         ]
-        """Replica-seconds until each deadline."""
+        """Batches until each deadline."""
 
     def fit(self, margins: Sequence[float]) -> "_Plan":
-        """Cut the prefix of each deadline by which too much is due."""
+        """Give up demands of the prefix of each deadline by which too much is due."""
         due = 0.0
-        for place, demand in enumerate(self.demands):
-            due += (self.wanted[place] + demand.in_flight / 2) * self._batches_s
-            excess = (due - margins[place] * self._room[place]) / self._batches_s
-            if excess > _NEGLIGIBLE:
-                due -= self._cut(place, excess) * self._batches_s
+        for place in range(len(self.demands)):
+            due += self._flying[place] + (0.0 if self.is_cut[place] else self._work[place])
+            while due - margins[place] * self._room[place] > _NEGLIGIBLE:
+                victim = self._victim(place)
+                if victim is None:
+                    break
+                self.is_cut[victim] = True
+                due -= self._work[victim]
         return self
 
     def give_back(self, margin: float) -> "_Plan":
-        """Commit again to what was cut where there is slack by its deadline and all later ones."""
+        """Commit again where there is slack by the deadline and all later ones."""
         dues = accumulate(
-            (wanted + demand.in_flight / 2) * self._batches_s
-            for wanted, demand in zip(self.wanted, self.demands, strict=True)
+            flying + (0.0 if is_cut else work)
+            for work, flying, is_cut in zip(self._work, self._flying, self.is_cut, strict=True)
         )
-        slack = [
-            (margin * room - due) / self._batches_s
-            for room, due in zip(self._room, dues, strict=True)
-        ]
-        places = [place for place, cut in enumerate(self.cut) if cut > _NEGLIGIBLE]
-        for place in sorted(places, key=lambda p: (self.wanted[p] + self.cut[p], p)):
+        slack = [margin * room - due for room, due in zip(self._room, dues, strict=True)]
+        places = [place for place, is_cut in enumerate(self.is_cut) if is_cut]
+        for place in sorted(places, key=lambda p: (self._work[p], p)):
             # What was given before takes from every deadline from its own on.
-            back = min(self.cut[place], min(slack[place:]))
-            if back > _NEGLIGIBLE:
-                self.wanted[place] += back
-                self.cut[place] -= back
-                slack[place:] = [batches - back for batches in slack[place:]]
+            if self._work[place] <= min(slack[place:]):
+                self.is_cut[place] = False
+                slack[place:] = [batches - self._work[place] for batches in slack[place:]]
         return self
 
-    def _cut(self, last: int, excess: float) -> float:
-        """Cut so many batches from the demands up to `last`; return how many could be cut."""
-        done = 0.0
-        while done < excess - _NEGLIGIBLE:
-            place = max(
-                range(last + 1),
-                key=lambda p: (
-                    self.wanted[p] > _NEGLIGIBLE,
-                    self.demands[p].priority_class,
-                    self.wanted[p],
-                    p,
-                ),
-            )
-            part = min(self.wanted[place], excess - done)
-            if part <= _NEGLIGIBLE:
-                break
-            self.wanted[place] -= part
-            self.cut[place] += part
-            done += part
-        return done
+    def _victim(self, last: int) -> int | None:
+        """Return which demand of those up to `last` to give up; None if nothing is left."""
+        standing = [
+            place
+            for place in range(last + 1)
+            if not self.is_cut[place] and self._work[place] > _NEGLIGIBLE
+        ]
+        if not standing:
+            return None
+        owned: dict[str, float] = {}
+        for place in standing:
+            owner = self.demands[place].owner
+            owned[owner] = owned.get(owner, 0.0) + self._work[place]
+        largest = max(owned, key=lambda owner: (owned[owner], owner))
+        if owned[largest] > OWNER_SHARE * self._room[last]:
+            standing = [place for place in standing if self.demands[place].owner == largest]
+        return max(
+            standing,
+            key=lambda place: (self.demands[place].priority_class, self._work[place], place),
+        )

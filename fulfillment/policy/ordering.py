@@ -5,65 +5,54 @@ Three rules, one inside the other:
 1. *Class.* The highest class with READY batches is served. But each class below HIGH that has some
    gains its share as credit with every dispatch, up to 1; the highest class with a full credit is
    served instead, and pays it.
-2. *Owner.* In a class, every second dispatch is a turn: it goes to the owner served longest ago.
-3. *Workflow.* Every other dispatch goes to the workflow with the smallest score: open requests of
-   its owner up to and including it, times the share of its time that is left. In a turn, to the
-   smallest of that owner.
+2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
+   those open up to and including it and those served within minutes, over the owner's weight,
+   times the share of its time that is left. While a deadline presses (`pressure`), four dispatches
+   in five go to what is due by it. Owners over their share (`fairness`) stand behind all others.
+3. *Owner.* One dispatch in twenty of a class is a turn: it goes to the owner served longest ago.
 
 What follows, counted in dispatches of one rater:
 
-- A class with READY batches waits at most `longest_wait` dispatches (middle 7, low 14, best effort
-  52 with the default shares), whatever is above it. No score or age moves a workflow out of its
-  class.
-- While another owner has READY batches in the class, an owner gets at most n/2 + 1 of n dispatches
-  of it, in whatever portions the room comes; splitting a job into many does not help.
-- An owner with READY batches waits at most 2 x (owners before it in the queue + 1) dispatches of
+- A class with READY batches waits at most `longest_wait` dispatches (middle 6, low 7, best effort
+  84 with the default shares), whatever is above it; `longest_wait_s`
+  says it in seconds. No score, age or deadline moves a workflow out
+  of its class.
+- An owner with READY batches waits at most 20 x (owners before it in the queue + 1) dispatches of
   its class, as later ones queue behind it.
+- Of a job that was split into many, the last part is served no sooner than the job would be.
 
-Weakness: while several owners wait, half of a class is not served shortest first, which costs
-short jobs up to twice their time. Shares by use over hours, forecasts and admission are not made
-here.
+Weakness: shortest first means that large workflows of a class end late when more comes than can be
+done; commitments decide which of them are given up, so that not all are late.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import ceil, floor
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
+from fulfillment.policy import fairness
+from fulfillment.policy.fairness import Usage
+from fulfillment.policy.lines import EQUAL, Line, Load, Order, Scored, line_up
 from fulfillment.policy.priority import PriorityClass
 
 MAX_CLAIMS: Final = 500
 """Most batches that one pass of a rater claims."""
 
 DEFAULT_SHARES: Final[Mapping[PriorityClass, float]] = MappingProxyType(
-    {PriorityClass.MIDDLE: 0.15, PriorityClass.LOW: 0.08, PriorityClass.BEST_EFFORT: 0.02}
+    {PriorityClass.MIDDLE: 0.2, PriorityClass.LOW: 0.2, PriorityClass.BEST_EFFORT: 0.02}
 )
 """Credit a dispatch. As it ends at 1, a class is sure of one dispatch in `longest_wait`."""
 
-LEAST_SLACK: Final = 0.1
-"""Late workflows are ten times as urgent as fresh ones, and no more."""
+TURN_EVERY: Final = 20
+"""One dispatch of a class in so many is an owner's turn."""
+FREE_EVERY: Final = 5
+"""One in so many goes by score even while a deadline presses."""
 
 # Ten times a share of 0.1 must count as a full credit.
 _EPSILON = 1e-9
-
-_Scored = tuple[float, int, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What one workflow waits for; those that are paused or ending are left out by the caller."""
-
-    workflow_id: int
-    owner: str
-    priority_class: PriorityClass
-    ready_batches: int
-    open_requests: int
-    submitted_at: datetime
-    deadline_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +62,9 @@ class Memory:
     credits: Mapping[PriorityClass, float] = field(default_factory=dict)
     queues: Mapping[PriorityClass, tuple[str, ...]] = field(default_factory=dict)
     """Owners that wait in a class, the one served longest ago first."""
-    turns: frozenset[PriorityClass] = frozenset()
-    """Classes whose next dispatch is an owner's turn."""
+    counts: Mapping[PriorityClass, int] = field(default_factory=dict)
+    """Dispatches of a class since its last turn."""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,29 +84,6 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """The READY batches of one class, in the order in which they are served."""
-
-    by_score: tuple[_Scored, ...]
-    """Workflows, the smallest score first."""
-    by_owner: Mapping[str, tuple[_Scored, ...]]
-    ready: Mapping[int, int]
-    """READY batches by workflow."""
-    owner_ready: Mapping[str, int]
-    owners: Mapping[int, str]
-    """Owner by workflow."""
-    total: int
-    """READY batches of all."""
-    newcomers: tuple[str, ...]
-    """Owners by their oldest workflow: those that are not in the queue yet join it so."""
-
-
-Order = Mapping[PriorityClass, Line]
-"""The lines of a rater. Made of thousands of workflows it costs milliseconds, so that it may serve
-several decisions: scores change slowly."""
-
-
 def next_batches(
     loads: Sequence[Load],
     *,
@@ -124,24 +91,16 @@ def next_batches(
     now: datetime,
     memory: Memory,
     shares: Mapping[PriorityClass, float] = DEFAULT_SHARES,
+    requests_per_s: float | None = None,
+    weights: Mapping[str, float] = EQUAL,
 ) -> Decision:
     """Fill the room of a rater: min(room, 500, all that is READY) batches.
 
     The order of `loads` does not matter. Loads without READY batches count as work of their owner.
     """
-    return fill(line_up(loads, now), room=room, memory=memory, shares=shares)
-
-
-def line_up(loads: Sequence[Load], now: datetime) -> Order:
-    """Return the order in which workflows are served, as it is now."""
-    by_class: dict[PriorityClass, list[Load]] = {cls: [] for cls in PriorityClass}
-    for load in loads:
-        by_class[load.priority_class].append(load)
-    return {
-        cls: _line(of_class, now)
-        for cls, of_class in by_class.items()
-        if any(load.ready_batches for load in of_class)
-    }
+    memory = replace(memory, usage=fairness.aged(memory.usage, now))
+    order = line_up(loads, now, usage=memory.usage, requests_per_s=requests_per_s, weights=weights)
+    return fill(order, room=room, memory=memory, shares=shares)
 
 
 def fill(
@@ -154,7 +113,7 @@ def fill(
 ) -> Decision:
     """Fill the room of a rater by an order made before; `taken` is what left since, by workflow."""
     served_lines = {
-        cls: _Served(line, memory.queues.get(cls, ()), cls in memory.turns, taken)
+        cls: _Served(line, memory.queues.get(cls, ()), memory.counts.get(cls, 0), taken)
         for cls, line in order.items()
     }
     lines = {cls: line for cls, line in served_lines.items() if line.ready}
@@ -171,17 +130,9 @@ def fill(
         by_credit[cls] += is_floor
     return Decision(
         picks=tuple(Pick(workflow_id=w, batches=n) for w, n in picked.items()),
-        memory=_remember(memory, credits, lines),
+        memory=_remember(memory, credits, lines, contended=_is_contended(order.values())),
         reason=_reason(served, by_credit, room),
     )
-
-
-def slack(load: Load, now: datetime) -> float:
-    """Return the share of a workflow's time that is left, within [0.1, 1]."""
-    if load.deadline_at <= load.submitted_at:
-        return LEAST_SLACK
-    left = (load.deadline_at - now) / (load.deadline_at - load.submitted_at)
-    return min(1.0, max(LEAST_SLACK, left))
 
 
 def longest_wait(cls: PriorityClass, shares: Mapping[PriorityClass, float] = DEFAULT_SHARES) -> int:
@@ -196,66 +147,56 @@ def longest_wait(cls: PriorityClass, shares: Mapping[PriorityClass, float] = DEF
     )
 
 
-def _line(loads: Sequence[Load], now: datetime) -> Line:
-    by_score = tuple(sorted(_scored(loads, now)))
-    by_owner: dict[str, list[_Scored]] = {}
-    for entry in by_score:
-        by_owner.setdefault(entry[2], []).append(entry)
-    since: dict[str, datetime] = {}
-    ready: dict[int, int] = {}
-    owner_ready: dict[str, int] = {}
-    for load in loads:
-        if load.ready_batches:
-            ready[load.workflow_id] = load.ready_batches
-            owner_ready[load.owner] = owner_ready.get(load.owner, 0) + load.ready_batches
-            since[load.owner] = min(load.submitted_at, since.get(load.owner, load.submitted_at))
-    return Line(
-        by_score=by_score,
-        by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
-        ready=ready,
-        owner_ready=owner_ready,
-        owners={workflow_id: owner for _, workflow_id, owner in by_score},
-        total=sum(ready.values()),
-        newcomers=tuple(sorted(since, key=lambda owner: (since[owner], owner))),
-    )
-
-
 class _Served:
     """A line while it is served: what is left of it, without a copy of thousands of workflows."""
 
     def __init__(
-        self, line: Line, queue: Sequence[str], turn: bool, taken: Mapping[int, int]
+        self, line: Line, queue: Sequence[str], count: int, taken: Mapping[int, int]
     ) -> None:
         self._line = line
         self._taken = {w: min(n, line.ready[w]) for w, n in taken.items() if w in line.ready}
         self._passed: dict[str | None, int] = {}
         """Entries that are used up, at the head of an owner's workflows, or (None) of all."""
+        self._pressed = 0
+        """Entries that are used up at the head of those that press."""
         self._owner_taken: dict[str, int] = {}
         for workflow_id, n in self._taken.items():
             owner = line.owners[workflow_id]
             self._owner_taken[owner] = self._owner_taken.get(owner, 0) + n
         self.ready = line.total - sum(self._taken.values())
         self.queue = OrderedDict.fromkeys(queue)
-        self.turn = turn
+        self.count = count
+        self.charges: dict[str, float] = {}
+        """What each owner was served, in requests."""
         self._is_lined_up = False
 
     def serve(self) -> int:
         """Take one batch off the line and return its workflow."""
         if not self._is_lined_up:
             self._line_up()
-        owner = (
-            next(iter(self.queue)) if self.turn else self._smallest(None, self._line.by_score)[2]
-        )
-        workflow_id = self._smallest(owner, self._line.by_owner[owner])[1]
-        self.turn = not self.turn
+        _, _, workflow_id, owner = self._next()
+        self.count = (self.count + 1) % TURN_EVERY
         self.ready -= 1
         self._taken[workflow_id] = self._taken.get(workflow_id, 0) + 1
         self._owner_taken[owner] = self._owner_taken.get(owner, 0) + 1
+        self.charges[owner] = self.charges.get(owner, 0.0) + self._line.charges[workflow_id]
         if self._owner_left(owner):
             self.queue.move_to_end(owner)
         else:
             del self.queue[owner]
         return workflow_id
+
+    def _next(self) -> Scored:
+        if self.count == TURN_EVERY - 1:
+            owner = next(iter(self.queue))
+            return self._smallest(owner, self._line.by_owner[owner])
+        if self.count % FREE_EVERY != FREE_EVERY - 1:
+            pressed = self._line.pressed
+            while self._pressed < len(pressed) and self._is_used_up(pressed[self._pressed]):
+                self._pressed += 1
+            if self._pressed < len(pressed):
+                return pressed[self._pressed]
+        return self._smallest(None, self._line.by_score)
 
     def _line_up(self) -> None:
         # Only for a class that is served: the others keep their queue.
@@ -267,20 +208,29 @@ class _Served:
     def _owner_left(self, owner: str) -> int:
         return self._line.owner_ready.get(owner, 0) - self._owner_taken.get(owner, 0)
 
-    def _smallest(self, whose: str | None, scored: Sequence[_Scored]) -> _Scored:
+    def _is_used_up(self, entry: Scored) -> bool:
+        return self._taken.get(entry[2], 0) >= self._line.ready[entry[2]]
+
+    def _smallest(self, whose: str | None, scored: Sequence[Scored]) -> Scored:
         place = self._passed.get(whose, 0)
-        while self._taken.get(scored[place][1], 0) >= self._line.ready[scored[place][1]]:
+        while self._is_used_up(scored[place]):
             place += 1
         self._passed[whose] = place
         return scored[place]
 
 
-def _scored(loads: Sequence[Load], now: datetime) -> Iterator[_Scored]:
-    work: dict[str, int] = {}
-    for load in sorted(loads, key=attrgetter("open_requests", "workflow_id")):
-        work[load.owner] = work.get(load.owner, 0) + load.open_requests
-        if load.ready_batches:
-            yield work[load.owner] * slack(load, now), load.workflow_id, load.owner
+def longest_wait_s(
+    cls: PriorityClass,
+    batches_per_s: float,
+    shares: Mapping[PriorityClass, float] = DEFAULT_SHARES,
+) -> float:
+    """Return the seconds a class with READY batches waits at most, at a rater's pace."""
+    return longest_wait(cls, shares) / batches_per_s
+
+
+def _is_contended(lines: Iterable[Line]) -> bool:
+    """Say whether more than one owner waits."""
+    return len({owner for line in lines for owner in line.owner_ready}) > 1
 
 
 def _next_class(
@@ -301,14 +251,25 @@ def _next_class(
 
 
 def _remember(
-    memory: Memory, credits: Mapping[PriorityClass, float], lines: Mapping[PriorityClass, _Served]
+    memory: Memory,
+    credits: Mapping[PriorityClass, float],
+    lines: Mapping[PriorityClass, _Served],
+    *,
+    contended: bool,
 ) -> Memory:
+    charges: dict[str, float] = {}
+    for line in lines.values():
+        for owner, requests in line.charges.items():
+            charges[owner] = charges.get(owner, 0.0) + requests
+    if charges:
+        memory = replace(memory, usage=fairness.charged(memory.usage, charges, contended=contended))
+    counts = {**memory.counts, **{cls: line.count for cls, line in lines.items()}}
     # A class that was not served keeps its queue: those who came since still stand behind it.
-    return Memory(
+    return replace(
+        memory,
         credits=credits,
         queues={cls: tuple(line.queue) for cls, line in lines.items() if line.queue},
-        turns=frozenset(cls for cls, line in lines.items() if line.turn)
-        | (memory.turns - lines.keys()),
+        counts={cls: count for cls, count in counts.items() if count},
     )
 
 

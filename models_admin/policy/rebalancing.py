@@ -2,8 +2,10 @@
 
 A model needs, for each of its deadlines, what is due by then over the time that is left once a
 moved replica has started; the largest of these is its need. If all needs fit into the pool they
-are met and the spare is shared by the default allocation, which is what absorbs the next arrival.
-If they don't, each gets up to its default, the smallest need first, and the rest goes by need.
+are met. The spare first goes to models whose backlog, committed or not, would last longer than
+half an hour: an idle replica does nobody good while another model has work. What is left is shared
+by the default allocation, which is what absorbs the next arrival. If the needs don't fit, each
+model gets up to its default, the smallest need first, and the rest goes by need.
 
 A move costs a start-up in which the replica serves nobody, so that only whole replicas move, and
 only to a model whose backlog would last longer than that. Nothing is killed: the replica drains.
@@ -24,6 +26,8 @@ WORTH_START_UPS: Final = 1.5
 """A move is worth it where a replica's backlog lasts so many start-ups."""
 WORTH_START_UPS_TOP: Final = 0.5
 """The same for the model with most replicas by default: there a wrong move costs least."""
+CLEAR: Final = timedelta(minutes=30)
+"""The spare goes first to whoever has more than it does in so long."""
 
 # What floats leave of a whole replica.
 _ALMOST: Final = 1e-9
@@ -51,6 +55,10 @@ class Model:
     """Committed work."""
     other_s: float = 0.0
     """Work that is not committed, in replica-seconds; it needs somebody, but no speed."""
+    most: int | None = None
+    """It has no use for more."""
+    start_up: timedelta | None = None
+    """Until a replica that is moved to it serves, where that was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,23 +77,30 @@ class Rebalance:
     moves: tuple[Move, ...]
     needs: Mapping[str, float]
     targets: Mapping[str, float]
+    shared: str
+    """How the replicas are shared out."""
     reason: str
 
 
 def rebalance(
-    models: Sequence[Model], now: datetime, *, start_up: timedelta = START_UP
+    models: Sequence[Model],
+    now: datetime,
+    *,
+    start_up: timedelta = START_UP,
+    most_moves: int = MOST_MOVES,
 ) -> Rebalance:
     """Decide one round of moves within a pool; all replicas of its models are the pool."""
     total = sum(model.replicas for model in models)
     needs = {model.model_id: need(model, now, start_up=start_up) for model in models}
     targets, shared = _targets(models, needs, total)
-    moves = _moves(models, targets, start_up)
+    moves = _moves(models, targets, start_up, most_moves)
     wanted = sum(needs.values())
     moved = sum(move.replicas for move in moves)
     return Rebalance(
         moves=tuple(moves),
         needs=needs,
         targets=targets,
+        shared=shared,
         reason=f"{wanted:.1f} of {total} replicas are needed: {shared}; {moved} move",
     )
 
@@ -96,11 +111,11 @@ def need(model: Model, now: datetime, *, start_up: timedelta = START_UP) -> floa
     most = 0.0
     for due in sorted(model.dues, key=lambda due: due.deadline_at):
         due_s += due.work_s
-        left = max(SHORTEST, due.deadline_at - now - start_up)
+        left = max(SHORTEST, due.deadline_at - now - _start_up(model, start_up))
         most = max(most, due_s / left.total_seconds())
     # Whoever has any work must have somebody to do it.
     least = max(model.least, 1 if due_s + model.other_s > 0 else 0)
-    return max(most, float(least))
+    return min(max(most, float(least)), _most(model))
 
 
 def _targets(
@@ -108,11 +123,16 @@ def _targets(
 ) -> tuple[dict[str, float], str]:
     spare = total - sum(needs.values())
     if spare >= 0:
+        extra = _by_backlog(models, needs, spare)
+        spare -= sum(extra.values())
         defaults = sum(model.default for model in models) or 1
         return {
-            model.model_id: needs[model.model_id] + spare * model.default / defaults
+            model.model_id: min(
+                needs[model.model_id] + extra[model.model_id] + spare * model.default / defaults,
+                _most(model),
+            )
             for model in models
-        }, "all are met, the spare is shared by default"
+        }, "all are met, the spare goes by backlog, then by default"
     left = float(total)
     targets: dict[str, float] = {}
     for model in sorted(models, key=lambda model: (needs[model.model_id], model.model_id)):
@@ -126,8 +146,36 @@ def _targets(
     }, "each gets up to its default, the smallest need first, the rest by need"
 
 
+def _by_backlog(
+    models: Sequence[Model], needs: Mapping[str, float], spare: float
+) -> Mapping[str, float]:
+    """Share out spare replicas to those that need longer than CLEAR with what they need."""
+    lacking = {
+        model.model_id: max(
+            0.0,
+            min(_backlog_s(model) / CLEAR.total_seconds(), _most(model)) - needs[model.model_id],
+        )
+        for model in models
+    }
+    wanted = sum(lacking.values())
+    share = min(1.0, spare / wanted) if wanted else 0.0
+    return {model_id: lack * share for model_id, lack in lacking.items()}
+
+
+def _backlog_s(model: Model) -> float:
+    return sum(due.work_s for due in model.dues) + model.other_s
+
+
+def _most(model: Model) -> float:
+    return inf if model.most is None else float(max(model.most, model.least))
+
+
+def _start_up(model: Model, otherwise: timedelta) -> timedelta:
+    return otherwise if model.start_up is None else model.start_up
+
+
 def _moves(
-    models: Sequence[Model], targets: Mapping[str, float], start_up: timedelta
+    models: Sequence[Model], targets: Mapping[str, float], start_up: timedelta, most_moves: int
 ) -> list[Move]:
     top = max(models, key=lambda model: (model.default, model.model_id), default=None)
     donors = {
@@ -140,10 +188,10 @@ def _moves(
     lacks = [
         (targets[model.model_id] - model.replicas, model)
         for model in models
-        if _is_worth(model, start_up, is_top=model is top)
+        if _is_worth(model, _start_up(model, start_up), is_top=model is top)
     ]
     counts: dict[tuple[str, str], int] = {}
-    left = MOST_MOVES
+    left = most_moves
     for lack, receiver in sorted(lacks, key=lambda entry: (-entry[0], entry[1].model_id)):
         # One that has none gets one for any work at all.
         wanted = max(floor(lack + _ALMOST), 1 if not receiver.replicas else 0)
@@ -162,7 +210,7 @@ def _moves(
 
 
 def _is_worth(model: Model, start_up: timedelta, *, is_top: bool) -> bool:
-    backlog_s = sum(due.work_s for due in model.dues) + model.other_s
+    backlog_s = _backlog_s(model)
     each_s = backlog_s / model.replicas if model.replicas else (inf if backlog_s else 0.0)
     start_ups = WORTH_START_UPS_TOP if is_top else WORTH_START_UPS
     return each_s > start_ups * start_up.total_seconds()

@@ -85,10 +85,27 @@ def test_work_needs_somebody_and_a_minimum_is_kept(
 def test_idle_replicas_go_where_they_are_needed() -> None:
     decision = rebalance([model("busy", 2, work_s=4 * 3600), model("idle", 4)], NOW)
 
-    # Needs 4 and 0 of 6; the spare of 2 is shared 1 : 2.
-    assert decision.targets == {"busy": pytest.approx(4 + 2 / 3), "idle": pytest.approx(4 / 3)}
-    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=2),)
+    # Needs 4 and 0 of 6; the spare of 2 goes where the backlog is longer than half an hour.
+    assert decision.targets == {"busy": pytest.approx(6), "idle": pytest.approx(0)}
+    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=4),)
     assert decision.reason.startswith("4.0 of 6 replicas are needed: all are met")
+
+
+def test_the_spare_goes_first_to_whoever_has_a_long_backlog() -> None:
+    # Two hours of work for one, due tomorrow: it needs little, but others are idle.
+    busy = model("busy", 1, work_s=7200, left_s=86_400)
+
+    decision = rebalance([busy, model("idle", 5)], NOW)
+
+    # Four would do it in half an hour; what is left is shared 1 : 5.
+    assert decision.targets["busy"] == pytest.approx(4 + 2 / 6, abs=0.01)
+    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=3),)
+
+
+def test_backlog_that_is_not_committed_gets_of_the_spare_too() -> None:
+    decision = rebalance([model("busy", 1, other_s=7200), model("idle", 5)], NOW)
+
+    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=3),)
 
 
 def test_a_minimum_is_never_given_away() -> None:
