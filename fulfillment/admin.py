@@ -26,7 +26,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from fulfillment import archive, progress, raters, staleness, tokens
+from fulfillment import archive, progress, promises, promotion, raters, staleness, tokens
 from fulfillment.admin_acts import ACTIONS
 from fulfillment.clock import database_now
 from fulfillment.models import (
@@ -303,7 +303,7 @@ class WorkflowAdmin(ReadOnlyAdmin):
     list_select_related = ("rater", "workflowstats")
     search_fields = ("public_id__exact", "owner__exact", "name__icontains")
     search_help_text = "a whole id or owner, or a part of the name"
-    readonly_fields = ("progress", "sources", "rows")
+    readonly_fields = ("progress", "sources", "rows", "forecast")
     actions = ACTIONS
     fieldsets = (
         (
@@ -311,7 +311,8 @@ class WorkflowAdmin(ReadOnlyAdmin):
             {
                 "fields": (
                     *("public_id", "name", "owner", "state", "ending_reason", "progress"),
-                    *("sources", "rows", "rater_version", "priority"),
+                    *("sources", "forecast", "rows", "rater_version"),
+                    *("priority", "priority_asked", "priority_reason"),
                 )
             },
         ),
@@ -362,6 +363,19 @@ class WorkflowAdmin(ReadOnlyAdmin):
     def sources(self, workflow: Workflow) -> str:
         return _listed(progress.read(workflow)["sources"])
 
+    @admin.display(description="forecast")
+    def forecast(self, workflow: Workflow) -> str:
+        """What is expected in time, as it was last said."""
+        said = promises.of([workflow.pk]).get(workflow.pk)
+        if said is None:
+            return "None: nobody knows yet what its rater's work takes."
+        kept = {True: "It was kept.", False: "Requests timed out.", None: ""}[said.kept]
+        first = "" if said.first_share is None else f"At first {_percent(said.first_share)}. {kept}"
+        return (
+            f"{_percent(said.share)} in time: {said.reason}. "
+            f"Said at {said.made_at:%Y-%m-%d %H:%M:%SZ}. {first}"
+        )
+
     @admin.display(description="see its")
     def rows(self, workflow: Workflow) -> SafeString:
         tables = {"ratingrequest": "requests", "batch": "open batches", "event": "events"}
@@ -373,6 +387,11 @@ class WorkflowAdmin(ReadOnlyAdmin):
 
     def has_act_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("fulfillment.change_workflow"))
+
+
+def _percent(share: float) -> str:
+    """Return a share; only all of it is 100 %."""
+    return f"{min(share * 100, 99.9) if share < 1 else 100:.3g} %"
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -441,7 +460,8 @@ class RaterAdmin(AnyAdmin):
     )  # fmt: skip
     list_select_related = ("current_version",)
     readonly_fields = (
-        "current_version", "paused_code", "paused_detail", "paused_at", "created_at", "staleness",
+        "current_version", "promoting", "paused_code", "paused_detail", "paused_at", "created_at",
+        "staleness",
     )  # fmt: skip
     actions = ("pause", "resume")
 
@@ -453,6 +473,27 @@ class RaterAdmin(AnyAdmin):
     @admin.display(description="sending")
     def sending(self, rater: Rater) -> str:
         return f"paused: {rater.paused_code}" if rater.paused_code else "yes"
+
+    @admin.display(description="a new version would cost")
+    def promoting(self, rater: Rater) -> str:
+        """Say what the archive saves now: a change of what decides the score empties it."""
+        if rater.current_version is None:
+            return "Nothing: it has no version yet."
+        cost = promotion.estimate(rater.pk, now=database_now())
+        a_day, whole = cost["a_day"], cost["whole_archive"]
+        text = (
+            f"{'' if cost['entries_exact'] else 'About '}{cost['entries']:,} ratings of "
+            f"{cost['rater_version']} would answer nothing any more; they answered "
+            f"{cost['hits']:,} of {cost['requests']:,} requests in {cost['days']:.1f} days. "
+            f"At most {a_day['model_calls']:,} model calls more a day, "
+            f"{whole['model_calls']:,} in all"
+        )
+        if a_day["pool_hours"] is None:
+            return f"{text}; hours are not known: {cost['reason']}."
+        return (
+            f"{text}: {a_day['pool_hours']:,.2f} hours of all its replicas a day, "
+            f"{whole['pool_hours']:,.2f} in all."
+        )
 
     @admin.display(description="archived scores against new ones")
     def staleness(self, rater: Rater) -> str | SafeString:

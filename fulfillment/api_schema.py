@@ -22,6 +22,7 @@ from fulfillment.models import (
     SendWindow,
     Trigger,
     Workflow,
+    WorkflowForecast,
 )
 from fulfillment.policy.addresses import MAX_URL_CHARACTERS
 from fulfillment.policy.batching import MAX_BATCH_SIZE
@@ -162,8 +163,9 @@ class WorkflowFields(Plain):
     rater = SlugField()
     name = TextField(required=False, allow_blank=True, max_length=256)
     priority = WholeField(
-        required=False, min_value=0, max_value=100, default=DEFAULT_SCORE,
-        help_text="A larger number is more urgent.",
+        required=False, min_value=0, max_value=100,
+        help_text="A larger number is more urgent. A rule may give less than is asked for. Left "
+        f"out, it is the rule's default, {DEFAULT_SCORE} where none applies.",
     )  # fmt: skip
     best_effort = SwitchField(required=False, help_text="Below every other class.")
     trigger = ChoiceField(required=False, choices=Trigger.choices)
@@ -186,7 +188,15 @@ class WorkflowFields(Plain):
         return value if value > 0 else _refuse("Must be above 0.", "out_of_range")
 
 
-class WorkflowParameters(WorkflowFields, CacheForm):
+class DryRunForm(Plain):
+    """Whether it is meant."""
+
+    dry_run = SwitchField(
+        required=False, help_text="Check and estimate it, as `POST /estimates` does; store nothing."
+    )
+
+
+class WorkflowParameters(WorkflowFields, CacheForm, DryRunForm):
     """Query parameters of an upload: the fields of a workflow, those of `cache` flat."""
 
     close = SwitchField(
@@ -211,8 +221,9 @@ class WorkflowChanges(Plain):
 
     name = TextField(required=False, allow_blank=True, max_length=256)
     priority = WholeField(
-        required=False, min_value=0, max_value=100, help_text="Of what has not been sent."
-    )
+        required=False, min_value=0, max_value=100,
+        help_text="Of what has not been sent. A rule may give less than is asked for.",
+    )  # fmt: skip
     deadline_s = WholeField(
         required=False, min_value=1, max_value=MAX_DEADLINE_S,
         help_text="Counted from when the round was accepted, as in the form.",
@@ -236,7 +247,7 @@ class RowShape(Plain):
     query_weight = NumberField(required=False)
 
 
-class WorkflowForm(WorkflowFields):
+class WorkflowForm(WorkflowFields, DryRunForm):
     """A new workflow as JSON. With `requests` and no `close: false` it is closed at once."""
 
     cache = CacheForm(required=False)
@@ -315,6 +326,28 @@ class EtaShape(Plain):
     high = serializers.IntegerField()
 
 
+class FirstForecastShape(Plain):
+    """What was said when all rows of a workflow were known."""
+
+    at = serializers.DateTimeField()
+    share_in_time = serializers.FloatField()
+
+
+class ForecastShape(Plain):
+    """How much of a workflow is expected in time; see docs/estimates.md."""
+
+    share_in_time = serializers.FloatField(help_text="Of all its requests.")
+    eta = EtaShape(allow_null=True, help_text="As it was when the forecast was made.")
+    cut = serializers.FloatField(help_text="Batches that do not fit, served as best effort.")
+    reason = serializers.CharField()
+    made_at = serializers.DateTimeField()
+    first = FirstForecastShape(allow_null=True)
+    kept = serializers.BooleanField(
+        allow_null=True,
+        help_text="Of one that ended: whether no request timed out. Null if the client ended it.",
+    )
+
+
 class TimelineShape(Plain):
     """When what happened to a workflow; results count as they end, archive hits included."""
 
@@ -354,6 +387,12 @@ class WorkflowShape(Plain):
     rater_version = serializers.CharField()
     owner = serializers.CharField()
     priority = serializers.IntegerField()
+    priority_asked = serializers.IntegerField(
+        allow_null=True, help_text="What was asked for when it was last set; a rule may give less."
+    )
+    priority_reason = serializers.CharField(
+        allow_blank=True, help_text="Why `priority` is what it is; blank if from before rules."
+    )
     best_effort = serializers.BooleanField()
     trigger = serializers.ChoiceField(choices=Trigger.choices)
     purpose = serializers.ChoiceField(choices=Purpose.choices)
@@ -371,6 +410,13 @@ class WorkflowShape(Plain):
     mean_score = serializers.FloatField(allow_null=True, help_text="Over COMPLETED only.")
     scored = serializers.IntegerField(help_text="How many scores `mean_score` runs over.")
     eta = EtaShape(allow_null=True)
+    forecast = ForecastShape(
+        allow_null=True, help_text="Null while what its rater's work takes is not known."
+    )
+    standing = serializers.CharField(
+        allow_null=True,
+        help_text="Why its owner is served after others of its class; null where it is not.",
+    )
     model_calls = serializers.IntegerField()
     attempts = serializers.IntegerField()
     accelerator_seconds = serializers.FloatField()
@@ -636,15 +682,20 @@ class ProblemShape(Plain):
 
 
 def workflow_as_json(
-    workflow: Workflow, progress: Mapping[str, Any], *, eta: Mapping[str, int] | None
+    workflow: Workflow,
+    progress: Mapping[str, Any],
+    *,
+    eta: Mapping[str, int] | None,
+    forecast: WorkflowForecast | None,
+    standing: str | None,
 ) -> dict[str, Any]:
     """Return what clients see of a workflow."""
     address = f"/api/v1/workflows/{workflow.public_id}"
     below = ("ratings", "distributions", "requests", "events", "close", *(act.value for act in Act))
     same = (
-        "name", "owner", "priority", "best_effort", "trigger", "purpose", "batch_size",
-        "complete_when", "round", "created_at", "closed_at", "started_at", "finished_at",
-        "deadline_at", "ends_at",
+        "name", "owner", "priority", "priority_asked", "priority_reason", "best_effort",
+        "trigger", "purpose", "batch_size", "complete_when", "round", "created_at", "closed_at",
+        "started_at", "finished_at", "deadline_at", "ends_at",
     )  # fmt: skip
     return {
         "id": workflow.public_id,
@@ -655,10 +706,32 @@ def workflow_as_json(
         **{name: getattr(workflow, name) for name in same},
         **progress,
         "eta": eta,
+        "forecast": None if forecast is None else forecast_as_json(forecast),
+        "standing": standing,
         "links": {
             "self": address,
             **{name: f"{address}/{name}" for name in below},
         },
+    }
+
+
+def forecast_as_json(forecast: WorkflowForecast) -> dict[str, Any]:
+    """Return what clients see of a forecast."""
+    eta = first = None
+    if forecast.eta_s is not None:
+        times = (forecast.eta_s, forecast.eta_low_s, forecast.eta_high_s)
+        names = ("seconds", "low", "high")
+        eta = {name: math.ceil(s or 0.0) for name, s in zip(names, times, strict=True)}
+    if forecast.first_at is not None:
+        first = {"at": forecast.first_at, "share_in_time": forecast.first_share}
+    return {
+        "share_in_time": forecast.share,
+        "eta": eta,
+        "cut": round(forecast.cut_batches, 3),
+        "reason": forecast.reason,
+        "made_at": forecast.made_at,
+        "first": first,
+        "kept": forecast.kept,
     }
 
 

@@ -7,4 +7,4 @@ class FulfillmentConfig(AppConfig):
 
     def ready(self) -> None:
         # The admin itself looks for a module named `admin` only.
-        from fulfillment import admin_archive, admin_webhooks  # noqa: F401
+        from fulfillment import admin_archive, admin_priorities, admin_webhooks  # noqa: F401

@@ -59,3 +59,20 @@ def look_up(
         ],
     )
     return {row[0]: Entry._make(row[1:]) for row in cursor.fetchall()}
+
+
+def known(
+    cursor: CursorWrapper, fingerprints: Sequence[str], *, produced_after: datetime, now: datetime
+) -> set[str]:
+    """Return those fingerprints that `look_up` would find an entry of; what it says is not read."""
+    if not fingerprints:
+        return set()
+    cursor.execute(
+        """
+        SELECT DISTINCT replace(fingerprint::text, '-', '') FROM fulfillment_rating
+        WHERE fingerprint = ANY(%s::uuid[]) AND reusable AND produced_at > %s
+          AND produced_at <= %s
+        """,
+        [arrays.uuids(fingerprints), produced_after, now + FUTURE],
+    )
+    return {fingerprint for (fingerprint,) in cursor.fetchall()}

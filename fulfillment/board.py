@@ -25,18 +25,19 @@ PACE_WINDOW = timedelta(seconds=90)
 # One statement, so that a fold in between counts nothing twice, and no join of what is summed up:
 # the planner takes such sums for a handful of rows and loops over them.
 _WORK = """
-    SELECT w.id, s.received - s.completed - s.failed - s.timed_out - s.cancelled, 0, 0,
+    SELECT w.id, s.received - s.completed - s.failed - s.timed_out - s.cancelled, 0, 0, s.received,
            w.rater_id, w.owner, w.priority, w.best_effort, w.state, w.batch_size, w.created_at,
-           w.started_at
+           w.started_at, w.rater_version_id, w.round, w.closed_at, w.deadline_at
     FROM fulfillment_workflow w JOIN fulfillment_workflowstats s ON s.workflow_id = w.id
     WHERE w.finished_at IS NULL AND w.state = ANY(%(states)s)
     UNION ALL
     SELECT workflow_id, sum(received - completed - failed - timed_out - cancelled)::bigint, 0,
-           sum(greatest(completed - from_archive + failed, 0))::bigint,
-           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+           sum(greatest(completed - from_archive + failed, 0))::bigint, sum(received)::bigint,
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM fulfillment_statsdelta GROUP BY workflow_id
     UNION ALL
-    SELECT workflow_id, 0, sum(worked)::bigint, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    SELECT workflow_id, 0, sum(worked)::bigint, 0, 0,
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM fulfillment_flow WHERE at > %(since)s GROUP BY workflow_id
 """
 _OUT = f"""
@@ -60,12 +61,17 @@ class Standing:
 
     workflow_id: int
     rater_id: str
+    version_id: int
     owner: str
     priority_class: PriorityClass
     paused: bool
     batch_size: int
+    round: int
     accepted_at: datetime
     started_at: datetime | None
+    closed_at: datetime | None
+    deadline_at: datetime
+    received: int
     open_requests: int
     worked: int
     """In the PACE_WINDOW before the look, up to the last fold."""
@@ -118,10 +124,10 @@ def standings(now: datetime) -> list[Standing]:
         cursor.execute(_OUT)
         for workflow_id, state, count in cursor.fetchall():
             out[workflow_id][BatchState(state)] = count
-    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for workflow_id, *added in (row[:4] for row in rows):
+    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for workflow_id, *added in (row[:5] for row in rows):
         sums[workflow_id] = [a + b for a, b in zip(sums[workflow_id], added, strict=True)]
-    return [_standing(row, sums[row[0]], out.get(row[0], {})) for row in rows if row[4] is not None]
+    return [_standing(row, sums[row[0]], out.get(row[0], {})) for row in rows if row[5] is not None]
 
 
 def folds(now: datetime) -> dict[str, list[Fold]]:
@@ -151,17 +157,23 @@ def depths(found: Iterable[Standing], now: datetime) -> list[Depth]:
 
 
 def _standing(row: Sequence[Any], sums: Sequence[int], out: Mapping[BatchState, int]) -> Standing:
-    rater_id, owner, priority, best_effort, state, batch_size, accepted_at, started_at = row[4:]
-    open_requests, worked, worked_since = sums
+    rater_id, owner, priority, best_effort, state, batch_size, accepted_at, started_at = row[5:13]
+    version_id, round_, closed_at, deadline_at = row[13:]
+    open_requests, worked, worked_since, received = sums
     return Standing(
         workflow_id=row[0],
         rater_id=rater_id,
+        version_id=version_id,
         owner=owner,
         priority_class=priority_class(priority, best_effort=best_effort),
         paused=state == WorkflowState.PAUSED,
         batch_size=batch_size,
+        round=round_,
         accepted_at=accepted_at,
         started_at=started_at,
+        closed_at=closed_at,
+        deadline_at=deadline_at,
+        received=received,
         open_requests=max(0, open_requests),
         worked=worked,
         worked_since=worked_since,

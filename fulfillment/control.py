@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 
-from fulfillment import bell, completion, ending, rounds
+from fulfillment import bell, completion, ending, priority_rules, rounds
 from fulfillment.clock import database_now
 from fulfillment.errors import Conflict, InvalidFields
-from fulfillment.models import RaterVersion, Upload, Workflow
+from fulfillment.models import RaterVersion, Role, Upload, Workflow
 from fulfillment.policy.lifecycle import (
     STARTED,
     Act,
@@ -130,9 +130,17 @@ class Changes:
     """From when the round was accepted, as in the form."""
 
 
-def change(*, workflow_id: int, changes: Changes, now: datetime, actor: str = "") -> Workflow:
+def change(
+    *,
+    workflow_id: int,
+    changes: Changes,
+    now: datetime,
+    actor: str = "",
+    role: Role = Role.SUBMITTER,
+) -> Workflow:
     """Change name, priority or deadline: one row, which the dispatcher's next pass goes by.
 
+    A priority is what the rules give to the actor's `role`, whoever owns the workflow.
     What has been sent stays sent. The max duration keeps its distance to the deadline unless it was
     chosen below it. Raises Conflict `already_finished`, `workflow_ending` (a name may always be
     changed), InvalidFields `deadline_passed`.
@@ -144,10 +152,15 @@ def change(*, workflow_id: int, changes: Changes, now: datetime, actor: str = ""
         if changes.name is not None:
             workflow.name = changes.name
         if changes.priority is not None:
-            workflow.priority = changes.priority
+            _set_priority(workflow, changes.priority, role, now)
         if changes.deadline_s is not None:
             _move_deadline(workflow, timedelta(seconds=changes.deadline_s), now)
-        workflow.save(update_fields=["name", "priority", "deadline_at", "ends_at"])
+        workflow.save(
+            update_fields=[
+                *("name", "priority", "priority_asked", "priority_reason"),
+                *("deadline_at", "ends_at"),
+            ]
+        )
         _audit("changed", workflow, actor)
     bell.ring()
     return _shown(workflow_id)
@@ -225,6 +238,21 @@ def _refuse_unless_worked_on(workflow: Workflow) -> None:
         raise _refused(workflow, Refusal.FINISHED)
     if workflow.state == WorkflowState.ENDING:
         raise _refused(workflow, Refusal.ENDING)
+
+
+def _set_priority(workflow: Workflow, asked: int, role: Role, now: datetime) -> None:
+    decision = priority_rules.decide(
+        asked=asked,
+        trigger=workflow.trigger,
+        purpose=workflow.purpose,
+        role=role,
+        owner=workflow.owner,
+        version=workflow.rater_version,
+        now=now,
+    )
+    workflow.priority = decision.score
+    workflow.priority_asked = decision.asked
+    workflow.priority_reason = decision.reason
 
 
 def _move_deadline(workflow: Workflow, span: timedelta, now: datetime) -> None:

@@ -21,7 +21,8 @@ from django.db import OperationalError, connection
 from fulfillment import leases, prepared
 from fulfillment.claim import Pass, claim
 from fulfillment.model_directory import ModelDirectory, Replica
-from fulfillment.policy import ordering, traffic
+from fulfillment.policy import fairness, lines, ordering, traffic
+from fulfillment.policy.fairness import OverShare
 from fulfillment.policy.priority import PriorityClass, priority_class
 from fulfillment.ready import Sight, VersionLoad
 from fulfillment.windows import Held, Room, Windows
@@ -44,6 +45,8 @@ class Memory:
 
     sight: Sight = field(default_factory=Sight)
     orders: dict[int, ordering.Memory] = field(default_factory=dict)
+    over: dict[int, Mapping[str, OverShare]] = field(default_factory=dict)
+    """Owners over their share, by rater version, as they were when it was last served."""
     windows: Windows = field(default_factory=Windows)
     buckets: dict[str, traffic.Bucket] = field(default_factory=dict)
     """Of raters with a `max_qps`. Executors pace the calls of a batch; those that they could not
@@ -103,7 +106,8 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     total_slots, plugins = _executors(now)
     if not total_slots:
         return Pass()
-    versions = memory.sight.look(now)
+    usages = {version_id: order.usage for version_id, order in memory.orders.items()}
+    versions = memory.sight.look(now, usages)
     if not versions:
         return Pass()
     held = _held()
@@ -211,6 +215,7 @@ def _serve(
     publish: Publish,
 ) -> Pass:
     order = memory.orders.get(version.version_id, ordering.Memory())
+    order = replace(order, usage=fairness.aged(order.usage, now))
     free = {cls: room.batches(cls) for cls in version.order}
     decision = ordering.fill(
         {cls: line for cls, line in version.order.items() if free[cls]},
@@ -230,6 +235,9 @@ def _serve(
         logger.info("claim met a lock", extra={"rater": version.rater_id})
         return Pass()
     memory.orders[version.version_id] = decision.memory
+    memory.over[version.version_id] = {
+        owner: why for line in version.order.values() for owner, why in line.over.items()
+    }
     memory.sight.take(picks)
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
@@ -263,7 +271,7 @@ def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: date
 
 def _fitting(
     picks: Sequence[ordering.Pick],
-    order: ordering.Order,
+    order: lines.Order,
     free: Mapping[PriorityClass, int],
 ) -> list[ordering.Pick]:
     """Cut picks to the windows of their classes, which may be smaller than the room as a whole.

@@ -18,6 +18,7 @@ from fulfillment.models import (
     StatsDelta,
     Upload,
     Workflow,
+    WorkflowForecast,
     WorkflowStats,
 )
 
@@ -120,7 +121,7 @@ def go_on(budget: Budget) -> None:
             return
         # Waits for a fold, which would else leave its row behind; the mark that there is more goes
         # last.
-        for model in (StatsDelta, WorkflowStats, Erasure):
+        for model in (WorkflowForecast, StatsDelta, WorkflowStats, Erasure):
             budget.erased += model._default_manager.filter(workflow_id=workflow_id).delete()[0]
 
 

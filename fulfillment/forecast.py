@@ -13,7 +13,7 @@ from fulfillment import board
 from fulfillment.board import Fold, Standing
 from fulfillment.models import QueueSample, Rater, Workflow
 from fulfillment.policy import eta
-from fulfillment.policy.eta import Field, Job, Pace
+from fulfillment.policy.eta import Field, Forecast, Job, Pace
 from fulfillment.policy.lifecycle import DISPATCHED
 from fulfillment.policy.priority import priority_class
 
@@ -73,6 +73,46 @@ class Forecaster:
             most_s=(workflow.ends_at - now).total_seconds(),
         )
         return None if found is None else dict(eta.rounded(found))
+
+    def would_end(
+        self, job: Job, rater_id: str, *, otherwise: Pace | None, most_s: float, now: datetime
+    ) -> Forecast | None:
+        """Return when work ends that is not there yet.
+
+        `otherwise` is the pace where nothing is seen or remembered of the rater's.
+        """
+        look = self._look_at(now)
+        if rater_id in look.paused:
+            return None
+        pace = _rater_pace(look, rater_id)
+        return eta.forecast(
+            job,
+            _field(look, rater_id),
+            own_pace=None,
+            rater_pace=pace if pace and pace.seen >= eta.LEAST_SEEN else otherwise,
+            most_s=most_s,
+        )
+
+    def outlook(self, now: datetime) -> list[tuple[Standing, Forecast | None]]:
+        """Return all workflows that are sent, with when they end; those of paused raters apart.
+
+        Planned retries and the max duration, which the queue does not know, are not looked at.
+        """
+        look = self._look_at(now)
+        return [
+            (
+                standing,
+                eta.forecast(
+                    _job(standing),
+                    _field(look, standing.rater_id),
+                    listed=_job(standing),
+                    own_pace=_own_pace(standing, look.at),
+                    rater_pace=_rater_pace(look, standing.rater_id),
+                ),
+            )
+            for standing in look.standings.values()
+            if not standing.paused and standing.rater_id not in look.paused
+        ]
 
     def _look_at(self, now: datetime) -> _Look:
         look = self._look

@@ -12,7 +12,8 @@ An append does the same to an OPEN workflow: its chunks count at once, and the s
 
 import tempfile
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from hashlib import blake2b
@@ -23,7 +24,7 @@ import orjson
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from fulfillment import backlog, bell, completion, webhooks
+from fulfillment import backlog, bell, completion, priority_rules, webhooks
 from fulfillment.clock import database_now
 from fulfillment.errors import Conflict, InvalidFields
 from fulfillment.formats import Format
@@ -32,13 +33,16 @@ from fulfillment.keys import keying
 from fulfillment.models import (
     Rater,
     RaterVersion,
+    Role,
     Upload,
     Workflow,
     WorkflowStats,
 )
 from fulfillment.policy.batching import MAX_BATCH_SIZE
 from fulfillment.policy.lifecycle import WorkflowState
-from fulfillment.raters import current_version
+from fulfillment.policy.priority import DEFAULT_SCORE
+from fulfillment.policy.priority_rules import Decision
+from fulfillment.raters import coming_version, current_version
 from fulfillment.spool import Record, Spool, take_in
 
 CALL_LIMIT_MARGIN = timedelta(seconds=120)
@@ -47,11 +51,14 @@ CALL_LIMIT_MARGIN = timedelta(seconds=120)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkflowForm:
-    """What a client says of a workflow, as checked values; None means the rater's default."""
+    """What a client says of a workflow, as checked values; None means the rater's default.
+
+    A priority is a wish, and None no wish: the rules for priorities say what is given.
+    """
 
     rater: str
     name: str = ""
-    priority: int = 50
+    priority: int | None = None
     best_effort: bool = False
     trigger: str = "human"
     purpose: str = "tuning"
@@ -82,11 +89,30 @@ class Submission:
     replayed: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A submission that was checked and not made; without a spool if it brings no rows."""
+
+    rater: Rater
+    version: RaterVersion
+    batch_size: int
+    deadline_s: int
+    priority: Decision
+    spool: Spool | None
+
+
 def submit(
-    *, form: WorkflowForm, body: Body, owner: str, idempotency_key: str | None, close: bool
+    *,
+    form: WorkflowForm,
+    body: Body,
+    owner: str,
+    role: Role = Role.SUBMITTER,
+    idempotency_key: str | None,
+    close: bool,
 ) -> Submission:
     """Make a workflow of a body, whole or not at all; closed afterwards unless `close` is false.
 
+    `role` is the owner's, which rules for priorities may ask for.
     Raises BadUpload, InvalidFields, BacklogFull, Conflict; then nothing was stored.
     """
     rater = _rater(form.rater)
@@ -94,13 +120,19 @@ def submit(
     version = earlier.workflow.rater_version if earlier else current_version(rater, database_now())
     with _spooled(body, version, seed=_seed(form, close), first_position=0) as spool:
         upload = _taken_over(earlier, spool) or _create(
-            form=form, rater=rater, version=version, owner=owner, key=idempotency_key,
-            digest=spool.digest, rows=spool.rows, close=close,
+            form=form, rater=rater, version=version, owner=owner, role=role,
+            key=idempotency_key, digest=spool.digest, rows=spool.rows, close=close,
         )  # fmt: skip
         return _take(upload, spool)
 
 
-def create_empty(*, form: WorkflowForm, owner: str, idempotency_key: str | None) -> Submission:
+def create_empty(
+    *,
+    form: WorkflowForm,
+    owner: str,
+    role: Role = Role.SUBMITTER,
+    idempotency_key: str | None,
+) -> Submission:
     """Make an OPEN workflow without rows, to be appended to."""
     rater = _rater(form.rater)
     digest = blake2b(_seed(form, False), digest_size=16).digest()
@@ -111,7 +143,7 @@ def create_empty(*, form: WorkflowForm, owner: str, idempotency_key: str | None)
     if upload is None:
         upload = _create(
             form=form, rater=rater, version=current_version(rater, database_now()), owner=owner,
-            key=idempotency_key, digest=digest, rows=0, close=False,
+            role=role, key=idempotency_key, digest=digest, rows=0, close=False,
         )  # fmt: skip
     if upload.finished_at is None:
         _finish(upload)
@@ -147,10 +179,39 @@ def submit_own(
         for record in records:
             spool.write(record)
         upload = _create(
-            form=form, rater=rater, version=version, owner=owner, key=None, digest=bytes(16),
-            rows=spool.rows, close=True,
+            form=form, rater=rater, version=version, owner=owner, role=Role.SUBMITTER, key=None,
+            digest=bytes(16), rows=spool.rows, close=True,
         )  # fmt: skip
         return _take(upload, spool).workflow
+
+
+@contextmanager
+def drafted(
+    *, form: WorkflowForm, body: Body | None, owner: str, role: Role = Role.SUBMITTER
+) -> Iterator[Draft]:
+    """Check a submission as `submit` does, with the same refusals, and store nothing of it.
+
+    Its rows, if any, are spooled for the length of the block.
+    """
+    rater = _rater(form.rater)
+    backlog.refuse_if_full()
+    now = database_now()
+    version = coming_version(rater, now)
+    batch_size = _batch_size(form, rater)
+    priority = priority_rules.decide(
+        asked=form.priority, trigger=form.trigger, purpose=form.purpose, role=role, owner=owner,
+        version=version, now=now,
+    )  # fmt: skip
+    spool = None if body is None else _spooled(body, version, seed=b"", first_position=0)
+    with spool or nullcontext():
+        yield Draft(
+            rater=rater,
+            version=version,
+            batch_size=batch_size,
+            deadline_s=form.deadline_s or rater.deadline_s,
+            priority=priority,
+            spool=spool,
+        )
 
 
 def _take(upload: Upload, spool: Spool) -> Submission:
@@ -189,10 +250,12 @@ def _seed(form: WorkflowForm, close: bool) -> bytes:
     """Return what a form adds to the digest of its upload.
 
     Fields at their default do not count, so that a release may add one between a kill and its
-    resume.
+    resume. To ask for the default priority counts as asking for none, as it did before rules.
     """
     default = asdict(type(form)(rater=form.rater))
     said = {name: value for name, value in asdict(form).items() if value != default[name]}
+    if form.priority == DEFAULT_SCORE:
+        del said["priority"]
     return orjson.dumps([form.rater, said, close])
 
 
@@ -246,6 +309,7 @@ def _create(
     rater: Rater,
     version: RaterVersion,
     owner: str,
+    role: Role,
     key: str | None,
     digest: bytes,
     rows: int,
@@ -259,18 +323,11 @@ def _create(
         if form.max_duration_s
         else timedelta(seconds=deadline_s) + CALL_LIMIT_MARGIN
     )
-    batch_size = form.batch_size or rater.batch_size
-    if batch_size > MAX_BATCH_SIZE:
-        raise InvalidFields(
-            f"batch_size {batch_size} is over {MAX_BATCH_SIZE}",
-            errors=[
-                {
-                    "field": "batch_size",
-                    "code": "too_large",
-                    "detail": f"at most {MAX_BATCH_SIZE}",
-                }
-            ],
-        )
+    batch_size = _batch_size(form, rater)
+    priority = priority_rules.decide(
+        asked=form.priority, trigger=form.trigger, purpose=form.purpose, role=role, owner=owner,
+        version=version, now=now,
+    )  # fmt: skip
     try:
         with transaction.atomic():
             workflow = Workflow.objects.create(
@@ -278,7 +335,9 @@ def _create(
                 owner=owner,
                 rater=rater,
                 rater_version=version,
-                priority=form.priority,
+                priority=priority.score,
+                priority_asked=priority.asked,
+                priority_reason=priority.reason,
                 best_effort=form.best_effort,
                 trigger=form.trigger,
                 purpose=form.purpose,
@@ -310,6 +369,22 @@ def _create(
             )
     except IntegrityError as error:
         raise _same_key_now() from error
+
+
+def _batch_size(form: WorkflowForm, rater: Rater) -> int:
+    batch_size = form.batch_size or rater.batch_size
+    if batch_size > MAX_BATCH_SIZE:
+        raise InvalidFields(
+            f"batch_size {batch_size} is over {MAX_BATCH_SIZE}",
+            errors=[
+                {
+                    "field": "batch_size",
+                    "code": "too_large",
+                    "detail": f"at most {MAX_BATCH_SIZE}",
+                }
+            ],
+        )
+    return batch_size
 
 
 def _reserve(workflow: Workflow, owner: str, key: str | None, spool: Spool) -> Upload:

@@ -6,7 +6,7 @@ The object named by the setting AIRS_MODEL_DIRECTORY satisfies `ModelDirectory`.
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
@@ -70,6 +70,22 @@ class ModelDirectory(Protocol):
 
     def replicas(self, now: datetime) -> Sequence[Replica]:
         """Return what can be sent to now: hosted replicas that are ready, external models."""
+
+
+@runtime_checkable
+class Prospect(Protocol):
+    """What a directory may know beyond it: how many replicas a model will have."""
+
+    def reachable(self, model_id: str, version: str, now: datetime) -> float:
+        """Return the replicas of a hosted model that serve a version, or will within minutes."""
+
+
+def serves(replica: Replica, model_version: str) -> bool:
+    """Say whether a replica rates for raters that are pinned to a version of its model."""
+    if not replica.managed:
+        return model_version == replica.version
+    # Of a model that we run, "" says on either side that the version was not known.
+    return not replica.version or model_version in {"", replica.version}
 
 
 class LastKnown:

@@ -73,11 +73,23 @@ class DepthShape(AgesShape):
     paused_requests = serializers.IntegerField()
 
 
+class KeptShape(Plain):
+    """What was said of workflows when they came, and what became of it; those that ended."""
+
+    since = serializers.DateTimeField()
+    promised = serializers.IntegerField(help_text="Said to be all in time.")
+    kept = serializers.IntegerField(help_text="Of these, without a request that timed out.")
+    doubted = serializers.IntegerField(help_text="Said to be in time in part only.")
+    doubted_whole = serializers.IntegerField(help_text="Of these, all in time after all.")
+    kept_rate = serializers.FloatField(allow_null=True, help_text="`kept` over `promised`.")
+
+
 class QueueShape(Plain):
     """The queue now."""
 
     at = serializers.DateTimeField()
     items = DepthShape(many=True)
+    forecasts = KeptShape(help_text="Of the last day.")
 
 
 class PointShape(AgesShape):

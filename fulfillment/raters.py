@@ -198,6 +198,19 @@ def current_version(rater: Rater, now: datetime) -> RaterVersion:
     return version
 
 
+def coming_version(rater: Rater, now: datetime) -> RaterVersion:
+    """Return the version a new workflow would be pinned to, and store nothing.
+
+    One that no workflow has had has no key and number 0. Raises RaterUnavailable.
+    """
+    spec = _spec(rater)
+    digest = _digest(spec)
+    version = RaterVersion.objects.filter(rater=rater, digest=digest).first()
+    return version or RaterVersion(
+        rater=rater, number=0, digest=digest, spec=asdict(spec), created_at=now
+    )
+
+
 def versions(rater_id: str) -> QuerySet[RaterVersion]:
     """Return all versions of a rater, newest first."""
     find(rater_id)

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -19,7 +20,8 @@ from django.db import connection
 
 from fulfillment import prepared
 from fulfillment.models import Mode
-from fulfillment.policy import ordering
+from fulfillment.policy import fairness, lines, ordering
+from fulfillment.policy.fairness import Usage
 from fulfillment.policy.priority import priority_class
 
 READY_LOOK = 128
@@ -29,6 +31,9 @@ FEW = 500
 BELIEVED, BELIEVED_AFTER_RING = 4, 1
 """How long a reading of more is believed, in times of what it took."""
 LONGEST = timedelta(seconds=2)
+BELIEVED_FORECAST = timedelta(minutes=5)
+"""Forecasts are made, and replicas counted, each minute; what is older says nothing any more."""
+_NOBODY: Mapping[int, Usage] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +51,9 @@ class VersionLoad:
     batch_size: int
     """The largest of its workflows."""
     workflows: int
-    order: ordering.Order
+    order: lines.Order
+    requests_per_s: float | None
+    """What its rater can do with the replicas that were counted of late, as far as is known."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,11 +76,14 @@ class Sight:
         for pick in picks:
             self.taken[pick.workflow_id] += pick.batches
 
-    def look(self, now: datetime) -> Sequence[VersionLoad]:
-        """Return what is READY, read now or a moment ago."""
+    def look(self, now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> Sequence[VersionLoad]:
+        """Return what is READY, read now or a moment ago.
+
+        `usages` is what owners were served of late, by rater version.
+        """
         if not self._is_believed(now):
             began_s = time.perf_counter()
-            self.versions, self.read_at, self.rung = read(now), now, False
+            self.versions, self.read_at, self.rung = read(now, usages), now, False
             self.taken.clear()
             self.took = timedelta(seconds=time.perf_counter() - began_s)
         return self.versions
@@ -95,20 +105,26 @@ class Sight:
         return timedelta(0) <= now - self.read_at < believed
 
 
-def read(now: datetime) -> list[VersionLoad]:
+def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLoad]:
     """Read what is READY and line it up, by rater version."""
     with connection.cursor() as cursor:
         prepared.execute(
             cursor,
             """
             SELECT w.rater_version_id, w.rater_id, r.max_qps, r.mode, v.spec, w.batch_size,
-                   w.id, w.owner, w.priority, w.best_effort,
+                   c.servers, c.seconds_a_request,
+                   w.id, w.owner, w.priority, w.best_effort OR f.cut_batches > 0,
                    coalesce(w.round_at, w.created_at), w.deadline_at, ready.batches,
-                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled
+                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled, o.weight
             FROM fulfillment_workflow w
             JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
             JOIN fulfillment_raterversion v ON v.id = w.rater_version_id
             JOIN fulfillment_workflowstats s ON s.workflow_id = w.id
+            LEFT JOIN fulfillment_ratercost c
+                ON c.rater_id = w.rater_id AND c.looked_at > %s::timestamptz
+            LEFT JOIN fulfillment_workflowforecast f
+                ON f.workflow_id = w.id AND f.settled_at IS NULL AND f.made_at > %s::timestamptz
+            LEFT JOIN fulfillment_ownershare o ON o.owner = w.owner
             CROSS JOIN LATERAL (
                 SELECT count(*) AS batches FROM (
                     -- Without the order the planner scans the table for a quick 128.
@@ -118,43 +134,50 @@ def read(now: datetime) -> list[VersionLoad]:
             WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s::timestamptz
               AND v.retired_at IS NULL AND ready.batches > 0
             """,
-            [READY_LOOK, now],
+            [now - BELIEVED_FORECAST, now - BELIEVED_FORECAST, READY_LOOK, now],
         )
         rows = cursor.fetchall()
-    loads: dict[int, list[ordering.Load]] = defaultdict(list)
+    loads: dict[int, list[lines.Load]] = defaultdict(list)
     facts: dict[int, Sequence[Any]] = {}
-    sizes: dict[int, int] = defaultdict(int)
+    weights: dict[str, float] = {}
     for row in rows:
-        version_id, batch_size = row[0], row[5]
-        workflow_id, owner, priority, best_effort, accepted_at, deadline_at, ready, open_ = row[6:]
-        facts.setdefault(version_id, row[1:5])
-        sizes[version_id] = max(sizes[version_id], batch_size)
-        loads[version_id].append(
-            ordering.Load(
-                workflow_id=workflow_id,
-                owner=owner,
-                priority_class=priority_class(priority, best_effort=best_effort),
-                ready_batches=ready,
-                open_requests=max(open_, 1),
-                submitted_at=accepted_at,
-                deadline_at=deadline_at,
-            )
-        )
+        version_id, batch_size, weight = row[0], row[5], row[-1]
+        facts.setdefault(version_id, row[1:8])
+        load = _load(batch_size, row[8:-1])
+        loads[version_id].append(load)
+        if weight is not None:
+            weights[load.owner] = weight
     return [
-        _version(version_id, facts[version_id], sizes[version_id], loads[version_id], now)
-        for version_id in facts
+        _version(version_id, facts[version_id], of_version, now, usages, weights)
+        for version_id, of_version in loads.items()
     ]
+
+
+def _load(batch_size: int, row: Sequence[Any]) -> lines.Load:
+    workflow_id, owner, priority, best_effort, accepted_at, deadline_at, ready, open_ = row
+    return lines.Load(
+        workflow_id=workflow_id,
+        owner=owner,
+        priority_class=priority_class(priority, best_effort=bool(best_effort)),
+        ready_batches=ready,
+        open_requests=max(open_, 1),
+        submitted_at=accepted_at,
+        deadline_at=deadline_at,
+        batch_size=batch_size,
+    )
 
 
 def _version(
     version_id: int,
     facts: Sequence[Any],
-    batch_size: int,
-    loads: Sequence[ordering.Load],
+    loads: Sequence[lines.Load],
     now: datetime,
+    usages: Mapping[int, Usage],
+    weights: Mapping[str, float],
 ) -> VersionLoad:
-    rater_id, max_qps, mode, text = facts
+    rater_id, max_qps, mode, text, _, servers, seconds = facts
     spec: Mapping[str, Any] = orjson.loads(text)
+    pace = servers / seconds if servers and seconds else None
     return VersionLoad(
         version_id=version_id,
         rater_id=rater_id,
@@ -164,7 +187,14 @@ def _version(
         plugin_version=spec["plugin_version"],
         max_qps=max_qps,
         isolated=mode == Mode.ISOLATED,
-        batch_size=batch_size,
+        batch_size=max(load.batch_size for load in loads),
         workflows=len(loads),
-        order=ordering.line_up(loads, now),
+        order=lines.line_up(
+            loads,
+            now,
+            usage=fairness.aged(usages.get(version_id, Usage()), now),
+            requests_per_s=pace,
+            weights=weights,
+        ),
+        requests_per_s=pace,
     )

@@ -12,7 +12,16 @@ from zlib import crc32
 
 from django.db import connection
 
-from fulfillment import completion, deliveries, notify, purging, queue_history, retention, shadow
+from fulfillment import (
+    commitments,
+    completion,
+    deliveries,
+    notify,
+    purging,
+    queue_history,
+    retention,
+    shadow,
+)
 from fulfillment.models import ServiceRun
 
 
@@ -36,6 +45,10 @@ SERVICES: Mapping[str, Service] = {
     "retention": Service(run_once=retention.run_once, period=timedelta(seconds=60), waits=True),
     "purges": Service(run_once=purging.run_once, period=timedelta(seconds=5)),
     "shadow": Service(run_once=shadow.run_once, period=timedelta(seconds=60)),
+    # Planning thousands of workflows takes seconds.
+    commitments.SERVICE: Service(
+        run_once=commitments.run_once, period=commitments.PERIOD, waits=True
+    ),
 }
 
 

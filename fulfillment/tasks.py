@@ -56,6 +56,13 @@ def sample_queue() -> None:
     recovery.run("queue", database_now())
 
 
+@shared_task(name="fulfillment.renew_forecasts")
+def renew_forecasts() -> None:
+    """Forecast anew how much of each open workflow is expected in time."""
+    close_old_connections()
+    recovery.run("commitments", database_now())
+
+
 @shared_task(name="fulfillment.go_on_purging")
 def go_on_purging() -> None:
     """Go on with purges that were too large for the call that ordered them."""

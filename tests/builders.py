@@ -80,12 +80,13 @@ class Directory:
     """A model directory in memory."""
 
     models: dict[str, Model] = field(default_factory=dict)
+    live: list[Replica] = field(default_factory=list)
 
     def describe(self, model_id: str) -> Model | None:
         return self.models.get(model_id)
 
     def replicas(self, now: datetime) -> Sequence[Replica]:
-        return []
+        return list(self.live)
 
 
 DIRECTORY = Directory()
@@ -105,6 +106,7 @@ def use_plugins(changed: Settings) -> None:
     PLUGINS["stub"] = Plugin(name="stub")
     PLUGINS["chat"] = Plugin(name="chat", protocol="openai")
     DIRECTORY.models = {MODEL: Model(id=MODEL)}
+    DIRECTORY.live = []
 
 
 def rater(rater_id: str = RATER, **changes: Any) -> Rater:
@@ -268,6 +270,10 @@ class Api:
     def patch(self, path: str, body: Any) -> Any:
         """PATCH below /api/v1."""
         return self._send("PATCH", path, body, "application/json", {})
+
+    def put(self, path: str, body: Any) -> Any:
+        """PUT below /api/v1."""
+        return self._send("PUT", path, body, "application/json", {})
 
     def delete(self, path: str) -> Any:
         """DELETE below /api/v1."""

@@ -67,6 +67,7 @@ class FakeApi:
     page_rows: int = 2
     distributions: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    estimate: dict[str, Any] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     bodies_by_key: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     raters: dict[str, dict[str, Any]] = field(
@@ -103,6 +104,8 @@ class FakeApi:
         match call.method, parts:
             case "POST", ["workflows"]:
                 return self._submit(call)
+            case "POST", ["estimates"]:
+                return reply(self.estimate)
             case "GET", ["workflows"]:
                 return reply({"items": [self.looks[0]] if self.looks else [], "next": None})
             case "GET", ["workflows", "wf_1"]:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from airs_client import errors
 from airs_client.results import (
     Distributions,
+    Estimate,
     Event,
     Model,
     Page,
@@ -24,6 +25,7 @@ from airs_client.results import (
     Submission,
     Workflow,
     distributions_from,
+    estimate_from,
     event_from,
     model_from,
     rater_from,
@@ -115,6 +117,35 @@ def submit(
         read=_submission,
         params=params,
         headers={**upload.headers, "Idempotency-Key": key},
+        upload=upload,
+        repeatable=True,
+    )
+
+
+def estimate(
+    upload: Upload,
+    *,
+    rater: str,
+    priority: int | None = None,
+    deadline: timedelta | None = None,
+    batch_size: int | None = None,
+    bypass: bool = False,
+    sample_of: int | None = None,
+) -> Call[Estimate]:
+    params = _params(
+        rater=rater,
+        priority=priority,
+        deadline_s=_seconds(deadline),
+        batch_size=batch_size,
+        bypass="true" if bypass else None,
+        sample_of=sample_of,
+    )
+    return Call(
+        method="POST",
+        path=f"{_ROOT}/estimates",
+        read=_one(estimate_from),
+        params=params,
+        headers=upload.headers,
         upload=upload,
         repeatable=True,
     )

@@ -203,6 +203,63 @@ def submit(
 
 
 @app.command()
+def estimate(
+    context: typer.Context,
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE|-", help="JSON Lines, CSV or Parquet, .gz too; - is stdin."),
+    ],
+    rater: Annotated[str, typer.Option("--rater", help="Id of the rater; see `raters list`.")],
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, max=100, help="Larger is more urgent.")
+    ] = None,
+    deadline: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--deadline",
+            parser=lambda text: _deadline(text),
+            metavar="DURATION",
+            help="Default: the rater's.",
+        ),
+    ] = None,
+    sample_of: Annotated[
+        int | None,
+        typer.Option("--sample-of", min=1, metavar="ROWS", help="FILE is a sample of so many."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1)] = None,
+    bypass: Annotated[
+        bool, typer.Option("--bypass", help="Take no rating that the archive had before.")
+    ] = False,
+    row_format: Annotated[
+        RowFormat | None, typer.Option("--format", help="Default: by the file's name or beginning.")
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Say what a file would bring and cost, and whether it would be rated in time.
+
+    Its rows are checked as those of `submit`, and nothing is stored.
+    """
+    with _client(context, _SENDING) as airs:
+        found = airs.workflows.estimate(
+            sys.stdin.buffer if file == "-" else Path(file),
+            rater=rater,
+            priority=priority,
+            deadline=deadline,
+            batch_size=batch_size,
+            bypass=bypass,
+            sample_of=sample_of,
+            format=row_format.value if row_format else None,
+        )
+    if _output(context, output) is Output.json:
+        _json(found.raw)
+    else:
+        _data(rendering.estimate(found))
+    if found.rejected:
+        _talk(rendering.refused(found.rejected))
+        raise typer.Exit(PARTIAL)
+
+
+@app.command()
 def watch(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
     """Show a workflow's progress until it ends. Ctrl-C stops watching, not the workflow."""
     workflow = _follow(context, workflow_id)
@@ -325,13 +382,15 @@ def change(
     output: OutputOption = None,
 ) -> None:
     """Change name, priority or deadline of a workflow; what waits goes by it at once."""
-    _act(
+    changed = _act(
         context,
         output,
         lambda airs: airs.workflows.change(
             workflow_id, name=name, priority=priority, deadline=deadline
         ),
     )
+    if priority is not None and changed.priority_clipped:
+        _talk(rendering.printable(changed.priority_reason))
 
 
 @raters_app.command("list")
@@ -457,13 +516,16 @@ def _client(
         yield airs
 
 
-def _act(context: typer.Context, output: Output | None, act: Callable[[Client], Workflow]) -> None:
+def _act(
+    context: typer.Context, output: Output | None, act: Callable[[Client], Workflow]
+) -> Workflow:
     with _client(context, _BRIEF) as airs:
         workflow = act(airs)
     if _output(context, output) is Output.json:
         _json(workflow.raw)
     else:
         _data(rendering.printable(f"{workflow.id} {workflow.state}"))
+    return workflow
 
 
 def _follow(context: typer.Context, workflow_id: str) -> Workflow:

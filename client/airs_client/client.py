@@ -24,6 +24,7 @@ from airs_client.connection import Connection, resolve
 from airs_client.errors import AirsError, Unreachable, WaitTimedOut, WorkflowNotCompleted
 from airs_client.results import (
     Distributions,
+    Estimate,
     Event,
     Model,
     Page,
@@ -88,6 +89,34 @@ class _Workflows:
                 bypass=bypass,
                 webhook=webhook,
                 idempotency_key=idempotency_key,
+            )
+            return self._do(call)
+
+    def estimate(
+        self,
+        source: Source,
+        *,
+        rater: str,
+        priority: int | None = None,
+        deadline: timedelta | None = None,
+        batch_size: int | None = None,
+        bypass: bool = False,
+        sample_of: int | None = None,
+        format: Format | None = None,
+    ) -> Estimate:
+        """What would become of rows if they were submitted now: hits, calls, ETA, in time or not.
+
+        With `sample_of` they are a part of so many rows, and counts are scaled to these.
+        """
+        with open_upload(source, format=format) as upload:
+            call = calls.estimate(
+                upload,
+                rater=rater,
+                priority=priority,
+                deadline=deadline,
+                batch_size=batch_size,
+                bypass=bypass,
+                sample_of=sample_of,
             )
             return self._do(call)
 
@@ -374,6 +403,31 @@ class _AsyncWorkflows:
                 bypass=bypass,
                 webhook=webhook,
                 idempotency_key=idempotency_key,
+            )
+            return await self._do(call)
+
+    async def estimate(
+        self,
+        source: Source,
+        *,
+        rater: str,
+        priority: int | None = None,
+        deadline: timedelta | None = None,
+        batch_size: int | None = None,
+        bypass: bool = False,
+        sample_of: int | None = None,
+        format: Format | None = None,
+    ) -> Estimate:
+        """As `Client.workflows.estimate`; files are read in a thread."""
+        with await _opened_in_thread(source, format) as upload:
+            call = calls.estimate(
+                upload,
+                rater=rater,
+                priority=priority,
+                deadline=deadline,
+                batch_size=batch_size,
+                bypass=bypass,
+                sample_of=sample_of,
             )
             return await self._do(call)
 

@@ -9,7 +9,15 @@ from typing import Any
 from rich.cells import cell_len
 
 from airs_client.errors import AirsError, ApiError, ProblemItem
-from airs_client.results import Distributions, Eta, RowProblem, Submission, Workflow
+from airs_client.results import (
+    Distributions,
+    Estimate,
+    Eta,
+    Remedy,
+    RowProblem,
+    Submission,
+    Workflow,
+)
 
 _SHOWN_ITEMS = 10
 
@@ -36,15 +44,60 @@ def submission(sent: Submission) -> str:
             "These rows were sent before; this is the workflow of that time.",
             "Send them with --again to have them rated in a new one.",
         ]
+    if sent.workflow.priority_clipped:
+        lines.append(sent.workflow.priority_reason)
     if sent.rejected:
-        lines.append(f"{len(sent.rejected):,} rows refused:")
-        lines += _some([_row(row) for row in sent.rejected])
+        lines += _refused(sent.rejected)
     if sent.warnings:
         lines.append(f"{len(sent.warnings):,} warnings:")
         lines += _some([_row(row) for row in sent.warnings])
     if sent.webhook and sent.webhook.secret:
         lines.append(f"{sent.webhook.url} is signed with {sent.webhook.secret}")
     return "\n".join(printable(line) for line in lines)
+
+
+def refused(rows: Sequence[RowProblem]) -> str:
+    """Rows that were not taken, the first of them with the reason."""
+    return "\n".join(printable(line) for line in _refused(rows))
+
+
+def estimate(found: Estimate) -> str:
+    """What rows would bring and cost, and what would have them done in time."""
+    sample = f" (scaled from {found.accepted:,})" if found.sample_of is not None else ""
+    accelerator = "not known"
+    if found.accelerator_seconds is not None:
+        accelerator = f"{found.accelerator_seconds:,.1f} s"
+    deadline = duration(found.deadline_s or 0)
+    in_time = {
+        True: f"yes, within {deadline}",
+        False: f"no, not within {deadline}",
+        None: "nobody knows",
+    }
+    share = None if found.share_in_time is None else _share(found.share_in_time)
+    block = fields(
+        {
+            "rater": found.rater,
+            "rows": f"{found.rows:,}{sample}",
+            "archive hits": _of(found.hits, found.rows),
+            "equal rows": f"{found.coalesced:,}",
+            "to be rated": f"{found.items:,} in {found.batches:,} batches",
+            "model calls": f"{found.model_calls:,}",
+            "accelerator": accelerator,
+            "priority": None if found.priority is None else str(found.priority),
+            "ETA": eta(found.eta) if found.eta else "not known",
+            "in time": in_time[found.feasible],
+            "share in time": share,
+            "why": found.reason,
+            "takes from": f"{found.displaces:,} other workflows" if found.displaces else None,
+        }
+    )
+    if not found.remedies:
+        return block
+    changes = table(
+        ("ENOUGH ALONE", "", ""),
+        [(each.change, _amount(each), each.detail) for each in found.remedies],
+    )
+    return f"{block}\n\n{changes}"
 
 
 def progress_line(workflow: Workflow) -> str:
@@ -77,7 +130,7 @@ def workflow_block(workflow: Workflow) -> str:
             "name": workflow.name,
             "rater": workflow.rater,
             "state": workflow.state,
-            "priority": workflow.priority,
+            "priority": _priority(workflow),
             "requests": f"{counts.total:,}: {', '.join([_completed(workflow), waiting])}",
             "not rated": ", ".join(_faults(workflow)) or None,
             "answered by": f"archive {sources.archive:,}, coalesced {sources.coalesced:,}, "
@@ -86,6 +139,7 @@ def workflow_block(workflow: Workflow) -> str:
             f"{workflow.accelerator_seconds:,.1f} s)",
             "mean score": mean,
             "ETA": eta(workflow.eta) if workflow.eta and not workflow.finished else None,
+            "in time": _in_time(workflow),
             "created": _instant(workflow.created_at),
             "first dispatch": _instant(workflow.timeline.first_dispatch_at),
             "first result": _instant(workflow.timeline.first_result_at),
@@ -200,11 +254,45 @@ def _row(row: RowProblem) -> str:
     return _fault(ProblemItem(code=row.code, detail=row.detail, line=row.line))
 
 
+def _refused(rows: Sequence[RowProblem]) -> list[str]:
+    return [f"{len(rows):,} rows refused:", *_some([_row(row) for row in rows])]
+
+
 def _some(lines: Sequence[str]) -> list[str]:
     shown = [f"  {line}" for line in lines[:_SHOWN_ITEMS]]
     if len(lines) > _SHOWN_ITEMS:
         shown.append(f"  … and {len(lines) - _SHOWN_ITEMS:,} more")
     return shown
+
+
+def _in_time(workflow: Workflow) -> str | None:
+    said = workflow.forecast
+    if said is None or workflow.finished:
+        return None
+    why = "" if said.share_in_time >= 1 else f": {said.reason}"
+    return f"{_share(said.share_in_time)} expected{why}"
+
+
+def _share(share: float) -> str:
+    """A share in percent; only all of it is 100 %."""
+    return "100 %" if share >= 1 else f"{min(share * 100, 99.9):.3g} %"
+
+
+def _of(count: int, rows: int) -> str:
+    return f"{count:,} ({count / rows:.0%})" if rows else f"{count:,}"
+
+
+def _amount(remedy: Remedy) -> str:
+    if remedy.change == "deadline_s" and isinstance(remedy.to, int):
+        return f"{remedy.to:,} ({duration(remedy.to)})"
+    return f"{remedy.to:,}" if type(remedy.to) is int else _plain(remedy.to)
+
+
+def _priority(workflow: Workflow) -> str | None:
+    if workflow.priority is None:
+        return None
+    why = f" ({workflow.priority_reason})" if workflow.priority_clipped else ""
+    return f"{workflow.priority}{why}"
 
 
 def _completed(workflow: Workflow) -> str:

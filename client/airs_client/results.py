@@ -58,6 +58,16 @@ class Eta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """How much of a workflow is expected before its deadline, and why not all."""
+
+    share_in_time: float
+    cut: float = 0.0
+    reason: str = ""
+    made_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     """When what happened to a workflow; None for what has not."""
 
@@ -104,12 +114,15 @@ class Workflow:
     rater: str = ""
     owner: str = ""
     priority: int | None = None
+    priority_asked: int | None = None
+    priority_reason: str = ""
     state: str = ""
     counts: Counts = Counts()
     sources: Sources = Sources()
     mean_score: float | None = None
     scored: int = 0
     eta: Eta | None = None
+    forecast: Forecast | None = None
     created_at: datetime | None = None
     closed_at: datetime | None = None
     started_at: datetime | None = None
@@ -124,6 +137,12 @@ class Workflow:
     @property
     def finished(self) -> bool:
         return self.state in TERMINAL_STATES
+
+    @property
+    def priority_clipped(self) -> bool:
+        """Whether a rule gave less than was asked for; `priority_reason` says which."""
+        asked, given = self.priority_asked, self.priority
+        return asked is not None and given is not None and given < asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +185,45 @@ class Submission:
     warnings: tuple[RowProblem, ...] = ()
     webhook: Webhook | None = None
     replayed: bool = False
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """A change that alone would have it done in time: of a field of the workflow, of `rows`, of
+    `replicas` or `calls`."""
+
+    change: str
+    to: Any
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What would become of rows if they were submitted now; nothing of it was stored.
+
+    Counts from `rows` on are scaled to `sample_of`, if that was given. What is None nobody knows.
+    """
+
+    rater: str = ""
+    accepted: int = 0
+    rejected: tuple[RowProblem, ...] = ()
+    sample_of: int | None = None
+    rows: int = 0
+    hits: int = 0
+    coalesced: int = 0
+    items: int = 0
+    batches: int = 0
+    model_calls: int = 0
+    accelerator_seconds: float | None = None
+    deadline_s: int | None = None
+    priority: int | None = None
+    eta: Eta | None = None
+    feasible: bool | None = None
+    share_in_time: float | None = None
+    reason: str = ""
+    displaces: int = 0
+    remedies: tuple[Remedy, ...] = ()
     raw: Raw = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -242,12 +300,15 @@ def workflow_from(raw: Raw) -> Workflow:
         rater=_name(raw, "rater"),
         owner=_name(raw, "owner"),
         priority=_whole(raw, "priority"),
+        priority_asked=_whole(raw, "priority_asked"),
+        priority_reason=_text(raw, "priority_reason"),
         state=_text(raw, "state"),
         counts=Counts(**{name: _count(_mapping(raw, "counts"), name) for name in _COUNTS}),
         sources=Sources(**{name: _count(_mapping(raw, "sources"), name) for name in _SOURCES}),
         mean_score=_number(raw, "mean_score"),
         scored=_count(raw, "scored"),
         eta=_eta(raw.get("eta")),
+        forecast=_forecast(raw.get("forecast")),
         created_at=_instant(raw, "created_at"),
         closed_at=_instant(raw, "closed_at"),
         started_at=_instant(raw, "started_at"),
@@ -269,6 +330,36 @@ def submission_from(raw: Raw, *, replayed: bool = False) -> Submission:
         warnings=_row_problems(raw.get("warnings")),
         webhook=_webhook(raw.get("webhook")),
         replayed=replayed,
+        raw=raw,
+    )
+
+
+def estimate_from(raw: Raw) -> Estimate:
+    feasible, remedies = raw.get("feasible"), raw.get("remedies")
+    return Estimate(
+        rater=_name(raw, "rater"),
+        accepted=_count(raw, "accepted"),
+        rejected=_row_problems(raw.get("rejected")),
+        sample_of=_whole(raw, "sample_of"),
+        rows=_count(raw, "rows"),
+        hits=_count(raw, "hits"),
+        coalesced=_count(raw, "coalesced"),
+        items=_count(raw, "items"),
+        batches=_count(raw, "batches"),
+        model_calls=_count(raw, "model_calls"),
+        accelerator_seconds=_number(raw, "accelerator_seconds"),
+        deadline_s=_whole(raw, "deadline_s"),
+        priority=_whole(raw, "priority"),
+        eta=_eta(raw.get("eta")),
+        feasible=feasible if isinstance(feasible, bool) else None,
+        share_in_time=_number(raw, "share_in_time"),
+        reason=_text(raw, "reason"),
+        displaces=_count(raw, "displaces"),
+        remedies=tuple(
+            Remedy(change=_text(each, "change"), to=each.get("to"), detail=_text(each, "detail"))
+            for each in (remedies if isinstance(remedies, list) else ())
+            if isinstance(each, Mapping)
+        ),
         raw=raw,
     )
 
@@ -363,6 +454,17 @@ def _eta(raw: object) -> Eta | None:
     if not isinstance(raw, Mapping) or (seconds := _number(raw, "seconds")) is None:
         return None
     return Eta(seconds=seconds, low=_number(raw, "low"), high=_number(raw, "high"))
+
+
+def _forecast(raw: object) -> Forecast | None:
+    if not isinstance(raw, Mapping) or (share := _number(raw, "share_in_time")) is None:
+        return None
+    return Forecast(
+        share_in_time=share,
+        cut=_number(raw, "cut") or 0.0,
+        reason=_text(raw, "reason"),
+        made_at=_instant(raw, "made_at"),
+    )
 
 
 def _spread(raw: object) -> Spread | None:

@@ -17,7 +17,7 @@ from rest_framework.views import APIView
 
 from fulfillment import api_bodies as bodies
 from fulfillment import api_schema as schema
-from fulfillment import intake, progress
+from fulfillment import commitments, intake, progress, promises, usage
 from fulfillment.authentication import (
     IsSubmitter,
     IsViewer,
@@ -121,10 +121,29 @@ def find_workflow(request: Request, public_id: str) -> Workflow:
     return workflow
 
 
-def show_workflow(workflow: Workflow) -> dict[str, Any]:
-    counted = progress.read(workflow)
-    expected = FORECASTER.eta(workflow, counted, now=database_now())
-    return schema.workflow_as_json(workflow, counted, eta=expected)
+def show_workflow(
+    workflow: Workflow, *, brought: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what clients see of a workflow.
+
+    One that has just come is forecast now: `brought` says what became of its rows.
+    """
+    counted, now = progress.read(workflow), database_now()
+    expected = FORECASTER.eta(workflow, counted, now=now)
+    if brought is None:
+        said = promises.of([workflow.pk]).get(workflow.pk)
+    else:
+        said = commitments.admit(
+            workflow,
+            pending=brought["pending"],
+            accepted=brought["accepted"],
+            eta=expected,
+            now=now,
+        )
+    standing = usage.standings([workflow], now).get(workflow.pk)
+    return schema.workflow_as_json(
+        workflow, counted, eta=expected, forecast=said, standing=standing
+    )
 
 
 def replayed(submission: intake.Submission) -> dict[str, str]:

@@ -2,20 +2,23 @@
 
 import math
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.http import HttpResponse
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
 from fulfillment import api_bodies as bodies
-from fulfillment import board, queue_history, timeline
+from fulfillment import board, promises, queue_history, timeline
 from fulfillment import queue_schema as schema
 from fulfillment.api.base import ApiView, answers, checked_query, find_workflow, json_answer
 from fulfillment.clock import database_now
 from fulfillment.errors import InvalidFields
 
 _SPAN = timedelta(hours=1)
+_FORECASTS = timedelta(days=1)
+"""How far back it is told whether forecasts were kept."""
 _POINTS = 120
 """Steps of an answer when none is asked for."""
 
@@ -33,7 +36,7 @@ class QueueView(ApiView):
             shown = asdict(depth)
             rater, cls = shown.pop("rater_id"), shown.pop("priority_class")
             items.append({"rater": rater, "priority_class": cls.name.lower(), **shown})
-        return json_answer({"at": now, "items": items})
+        return json_answer({"at": now, "items": items, "forecasts": _kept(now)})
 
 
 class QueueHistoryView(ApiView):
@@ -79,6 +82,13 @@ class DistributionsView(ApiView):
         bodies.query(request, known=())
         workflow = find_workflow(request, public_id)
         return json_answer(timeline.spread(workflow, now=database_now()))
+
+
+def _kept(now: datetime) -> dict[str, Any]:
+    """Return how far forecasts were kept to workflows that ended of late."""
+    since = now - _FORECASTS
+    found = promises.kept_rate(since, now)
+    return {"since": since, **asdict(found), "kept_rate": found.rate}
 
 
 def _wrong(field: str, code: str, detail: str) -> InvalidFields:

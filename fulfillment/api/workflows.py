@@ -1,6 +1,5 @@
 """Workflows: making, listing, showing, changing and appending to them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
@@ -10,7 +9,8 @@ from rest_framework.request import Request
 
 from fulfillment import api_bodies as bodies
 from fulfillment import api_schema as schema
-from fulfillment import control, intake, progress, webhooks
+from fulfillment import control, intake, progress, promises, usage, webhooks
+from fulfillment.api import submissions
 from fulfillment.api.base import (
     ENCODING_HEADER,
     FORECASTER,
@@ -28,16 +28,13 @@ from fulfillment.api.base import (
     to_cursor,
     visible_workflows,
 )
+from fulfillment.api.estimates import estimated
+from fulfillment.api.submissions import Asked
+from fulfillment.authentication import role_of
 from fulfillment.clock import database_now
-from fulfillment.errors import BadUpload, InvalidFields
-from fulfillment.formats import Format
+from fulfillment.estimates_schema import EstimateShape
 from fulfillment.models import WebhookEndpoint, Workflow
 from fulfillment.policy.lifecycle import WorkflowState
-from fulfillment.webhooks import WebhookForm
-
-_LATER = ("dry_run",)
-"""Fields of the interface that this release does not serve yet."""
-_ROW_TYPES = (bodies.JSON_TYPE, *bodies.FILE_TYPES)
 
 
 class WorkflowsView(ApiView):
@@ -63,11 +60,17 @@ class WorkflowsView(ApiView):
         limit = asked["limit"]
         page = list(found.order_by("-pk")[: limit + 1])
         shown, now = page[:limit], database_now()
+        said = promises.of(workflow.pk for workflow in shown)
+        standings = usage.standings(shown, now)
         return json_answer(
             {
                 "items": [
                     schema.workflow_as_json(
-                        workflow, counted, eta=FORECASTER.eta(workflow, counted, now=now)
+                        workflow,
+                        counted,
+                        eta=FORECASTER.eta(workflow, counted, now=now),
+                        forecast=said.get(workflow.pk),
+                        standing=standings.get(workflow.pk),
                     )
                     for workflow, counted in zip(shown, progress.read_many(shown), strict=True)
                 ],
@@ -79,22 +82,32 @@ class WorkflowsView(ApiView):
         operation_id="create_workflow",
         parameters=[schema.UploadParameters, KEY_HEADER, ENCODING_HEADER],
         request={bodies.JSON_TYPE: schema.WorkflowBody, **ROW_BODIES},
-        responses=answers(schema.SubmissionShape, 202, 400, 409, 413, 415, 422, 507),
+        responses={
+            **answers(schema.SubmissionShape, 202, 400, 409, 413, 415, 422, 507),
+            (200, bodies.JSON_TYPE): EstimateShape,
+        },
     )
     def post(self, request: Request) -> HttpResponse:
         """Create a workflow from JSON, or from a file of rows with the fields in the query.
 
-        Files are NDJSON, CSV or Parquet.
+        Files are NDJSON, CSV or Parquet. With `dry_run` it is checked and estimated only: 200.
         """
         key = bodies.idempotency_key(request._request)
-        kind = bodies.content_type(request._request, taken=_ROW_TYPES)
-        if kind == bodies.JSON_TYPE:
-            submission = _submit_json(request, key)
-        else:
-            submission = _submit_file(request, key, bodies.FILE_TYPES[kind])
+        asked = submissions.read(
+            request, form=schema.WorkflowForm, parameters=schema.WorkflowParameters
+        )
+        if asked.more.get("dry_run"):
+            return estimated(request, asked)
+        submission = _submitted(request, asked, key)
         workflow = submission.workflow
+        # Of a repeated one, what was said at first is told.
+        brought = submission.answer if "pending" in submission.answer else None
         return json_answer(
-            {**show_workflow(workflow), **submission.answer, **_webhook(workflow)},
+            {
+                **show_workflow(workflow, brought=None if submission.replayed else brought),
+                **submission.answer,
+                **_webhook(workflow),
+            },
             status=202,
             headers={
                 "Location": f"/api/v1/workflows/{workflow.public_id}",
@@ -126,6 +139,7 @@ class WorkflowView(ApiView):
             changes=changes,
             now=database_now(),
             actor=request.user.username,
+            role=role_of(request),
         )
         return json_answer(show_workflow(changed))
 
@@ -144,7 +158,7 @@ class WorkflowRequestsView(ApiView):
         bodies.query(request, known=())
         workflow = find_workflow(request, public_id)
         key = bodies.idempotency_key(request._request)
-        kind = bodies.content_type(request._request, taken=_ROW_TYPES)
+        kind = bodies.content_type(request._request, taken=submissions.ROW_TYPES)
         if kind == bodies.JSON_TYPE:
             rows = bodies.json_rows(request._request, limit=settings.AIRS_MAX_JSON_BYTES)
             body = intake.Body(chunks=rows)
@@ -161,81 +175,18 @@ class WorkflowRequestsView(ApiView):
         return json_answer(submission.answer, headers=replayed(submission))
 
 
-def _submit_json(request: Request, key: str | None) -> intake.Submission:
-    bodies.query(request, known=())
-    body = bodies.json_object(request._request, limit=settings.AIRS_MAX_JSON_BYTES)
-    given = body.values(leaving=["requests"])
-    _refuse_later(given)
-    bodies.refuse_unknown(given, known=schema.WorkflowForm().fields)
-    _refuse_unknown_inside(given, "cache", schema.CacheForm)
-    _refuse_unknown_inside(given, "webhook", schema.WebhookForm)
-    fields = dict(schema.checked(schema.WorkflowForm(data=given)))
-    close = fields.pop("close", None)
-    if "webhook" in fields:
-        fields["webhook"] = WebhookForm(**fields["webhook"])
-        webhooks.refuse_unsafe(fields["webhook"], field="webhook.url")
-    form = intake.WorkflowForm(**{**fields.pop("cache", {}), **fields})
-    owner = request.user.username
-    if "requests" in body:
-        return intake.submit(
-            form=form,
-            body=intake.Body(chunks=body.lines("requests")),
-            owner=owner,
-            idempotency_key=key,
-            close=close is not False,
-        )
-    if close:
-        raise BadUpload(
-            "A workflow without requests cannot be closed at once: it would rate nothing.",
-            code="empty_file",
-        )
-    return intake.create_empty(form=form, owner=owner, idempotency_key=key)
-
-
-def _submit_file(request: Request, key: str | None, format: Format) -> intake.Submission:
-    _refuse_later(request.query_params)
-    fields = dict(checked_query(request, schema.WorkflowParameters))
-    close = fields.pop("close")
-    webhook = {
-        name: fields.pop(f"webhook_{name}")
-        for name in ("url", "format")
-        if f"webhook_{name}" in fields
-    }
-    if webhook:
-        if "url" not in webhook:
-            raise InvalidFields(
-                "webhook_format needs a webhook_url.",
-                errors=[{"field": "webhook_url", "code": "missing_field", "detail": "is missing"}],
-            )
-        fields["webhook"] = WebhookForm(**webhook)
-        webhooks.refuse_unsafe(fields["webhook"], field="webhook_url")
+def _submitted(request: Request, asked: Asked, key: str | None) -> intake.Submission:
+    owner, role = request.user.username, role_of(request)
+    if asked.body is None:
+        return intake.create_empty(form=asked.form, owner=owner, role=role, idempotency_key=key)
     return intake.submit(
-        form=intake.WorkflowForm(**fields),
-        body=intake.Body(chunks=bodies.stream(request._request), format=format),
-        owner=request.user.username,
+        form=asked.form,
+        body=asked.body,
+        owner=owner,
+        role=role,
         idempotency_key=key,
-        close=close,
+        close=asked.close,
     )
-
-
-def _refuse_later(given: Mapping[str, Any]) -> None:
-    later = [name for name in given if name.partition(".")[0] in _LATER]
-    if later:
-        raise InvalidFields(
-            f"{', '.join(later)}: not supported by this release.",
-            code="not_supported",
-            errors=[
-                {"field": name, "code": "not_supported", "detail": "leave it out"} for name in later
-            ],
-        )
-
-
-def _refuse_unknown_inside(
-    given: Mapping[str, Any], member: str, shape: type[schema.Plain]
-) -> None:
-    if isinstance(inner := given.get(member), dict):
-        known = [f"{member}.{name}" for name in shape().fields]
-        bodies.refuse_unknown([f"{member}.{name}" for name in inner], known=known)
 
 
 def _webhook(workflow: Workflow) -> dict[str, Any]:

@@ -24,6 +24,10 @@ from fulfillment.models.events import (
     WebhookEndpoint,
     new_event_id,
 )
+from fulfillment.models.forecasts import (
+    RaterCost,
+    WorkflowForecast,
+)
 from fulfillment.models.operations import (
     Flow,
     QueueSample,
@@ -35,6 +39,7 @@ from fulfillment.models.queue import (
     ExecutorBoot,
     FailedFlight,
     Flight,
+    OwnerUsage,
     SendWindow,
     ServiceRun,
 )
@@ -43,6 +48,14 @@ from fulfillment.models.raters import (
     Mode,
     Rater,
     RaterVersion,
+)
+from fulfillment.models.scheduling import (
+    MAX_CHECKPOINT_AGE_S,
+    MAX_POSITION,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    OwnerShare,
+    PriorityRule,
 )
 from fulfillment.models.workflows import (
     POSITION_BITS,
@@ -61,6 +74,10 @@ from fulfillment.models.workflows import (
 )
 
 __all__ = [
+    "MAX_CHECKPOINT_AGE_S",
+    "MAX_POSITION",
+    "MAX_WEIGHT",
+    "MIN_WEIGHT",
     "POSITION_BITS",
     "PROGRESS_FIELDS",
     "ApiToken",
@@ -77,11 +94,15 @@ __all__ = [
     "Flow",
     "KeyLevel",
     "Mode",
+    "OwnerShare",
+    "OwnerUsage",
+    "PriorityRule",
     "Purge",
     "PurgeStage",
     "Purpose",
     "QueueSample",
     "Rater",
+    "RaterCost",
     "RaterVersion",
     "Rating",
     "RatingRequest",
@@ -96,6 +117,7 @@ __all__ = [
     "Upload",
     "WebhookEndpoint",
     "Workflow",
+    "WorkflowForecast",
     "WorkflowStats",
     "new_event_id",
     "new_workflow_id",

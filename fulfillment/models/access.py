@@ -11,6 +11,11 @@ class Role(models.TextChoices):
     OPERATOR = "operator"
     ADMIN = "admin"
 
+    @property
+    def rank(self) -> int:
+        """How many roles it includes: 0 for the lowest."""
+        return list(Role).index(self)
+
 
 class ApiToken(models.Model):
     """A bearer token; only its SHA-256 is kept."""

@@ -186,6 +186,33 @@ class SendWindow(models.Model):
         return f"window of {self.replica}"
 
 
+class OwnerUsage(models.Model):
+    """What an owner was served of a rater version of late, as the leading dispatcher wrote it.
+
+    So that a new leader knows it, and that owners see why they wait.
+    """
+
+    rater_version = models.ForeignKey(
+        "RaterVersion", on_delete=models.CASCADE, db_constraint=False, db_index=False
+    )
+    owner = models.CharField(max_length=150)
+    recent = models.FloatField(help_text="Requests, halved every ten minutes")
+    contended = models.FloatField(
+        help_text="Requests served while another owner waited, halved every hour"
+    )
+    used = models.FloatField(null=True, help_text="Share of the rater; set where it is too much")
+    allowed = models.FloatField(null=True)
+    written_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["rater_version", "owner"], name="owner_usage_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"usage of {self.rater_version_id} by {self.owner}"
+
+
 class ServiceRun(models.Model):
     """When a recovery service last ran, be it by beat or by the dispatcher when beat is late."""
 

@@ -55,6 +55,12 @@ class Workflow(models.Model):
     rater = models.ForeignKey(Rater, on_delete=models.PROTECT)
     rater_version = models.ForeignKey(RaterVersion, on_delete=models.PROTECT)
     priority = models.PositiveSmallIntegerField(default=50)
+    priority_asked = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="What was asked for when it was last set"
+    )
+    priority_reason = models.TextField(
+        blank=True, default="", db_default="", help_text="Why the priority is what it is"
+    )
     best_effort = models.BooleanField(default=False)
     trigger = models.CharField(max_length=16, choices=Trigger.choices, default=Trigger.HUMAN)
     purpose = models.CharField(max_length=16, choices=Purpose.choices, default=Purpose.TUNING)

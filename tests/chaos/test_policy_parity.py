@@ -32,6 +32,7 @@ from fulfillment.models import (
 )
 from fulfillment.policy import admission, ordering, traffic
 from fulfillment.policy.lifecycle import DISPATCHED, BatchState
+from fulfillment.policy.lines import Load
 from fulfillment.policy.priority import PriorityClass, priority_class
 from tests import builders
 from tests.builders import MODEL, RATER, Api, row
@@ -57,7 +58,7 @@ PASSES = 25
 SEED = 20_261_130
 
 
-def loads() -> list[ordering.Load]:
+def loads() -> list[Load]:
     """Return what waits, read row by row."""
     found = []
     for workflow in Workflow.objects.filter(state__in=DISPATCHED):
@@ -66,7 +67,7 @@ def loads() -> list[ordering.Load]:
         ended = stats.completed + stats.failed + stats.timed_out + stats.cancelled
         if ready:
             found.append(
-                ordering.Load(
+                Load(
                     workflow_id=workflow.pk,
                     owner=workflow.owner,
                     priority_class=_class(workflow),
@@ -74,6 +75,7 @@ def loads() -> list[ordering.Load]:
                     open_requests=max(1, workflow.next_position - ended),
                     submitted_at=workflow.created_at,
                     deadline_at=workflow.deadline_at,
+                    batch_size=workflow.batch_size,
                 )
             )
     return found

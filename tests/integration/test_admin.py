@@ -23,6 +23,8 @@ LISTS = (
     "delivery",
     "event",
     "executorboot",
+    "ownershare",
+    "priorityrule",
     "purge",
     "rater",
     "raterversion",

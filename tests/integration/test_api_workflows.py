@@ -242,7 +242,7 @@ def test_a_field_that_cannot_work_is_named(
         (f"rater={RATER}&rater={RATER}", ("rater", "repeated")),
         (f"rater={RATER}&name=a%00b", ("name", "bad_character")),
         (f"rater={RATER}&unheard_of=1", ("unheard_of", "unknown_field")),
-        (f"rater={RATER}&dry_run=true", ("dry_run", "not_supported")),
+        (f"rater={RATER}&dry_run=1", ("dry_run", "bad_type")),
         (f"rater={RATER}&webhook.url=https://x", ("webhook.url", "unknown_field")),
     ],
 )
@@ -503,7 +503,7 @@ def test_a_list_costs_the_same_statements_whatever_its_length(
         builders.workflow(owner="alice")
     api.get("/workflows")  # looks at the queue, for all who ask within a while
 
-    with django_assert_num_queries(4):  # token, workflows, progress, clock
+    with django_assert_num_queries(6):  # token, workflows, progress, clock, forecasts, usage
         assert len(api.get("/workflows").json()["items"]) == 20
 
 
@@ -558,6 +558,8 @@ def test_a_workflow_shows_all_that_the_interface_promises() -> None:
         "rater_version": f"{RATER}@1",
         "owner": "alice",
         "priority": 50,
+        "priority_asked": None,
+        "priority_reason": "",
         "best_effort": False,
         "trigger": "human",
         "purpose": "tuning",
@@ -580,6 +582,8 @@ def test_a_workflow_shows_all_that_the_interface_promises() -> None:
         "mean_score": 2.5,
         "scored": 4,
         "eta": None,
+        "forecast": None,
+        "standing": None,
         "created_at": "2026-11-30T12:00:00Z",
         "closed_at": "2026-11-30T12:00:00Z",
         "started_at": "2026-11-30T12:00:00Z",

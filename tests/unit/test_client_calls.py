@@ -18,6 +18,7 @@ from airs_client import (
     AuthError,
     Client,
     Conflict,
+    Estimate,
     InvalidInput,
     NotFound,
     RateLimited,
@@ -338,6 +339,26 @@ def test_the_asynchronous_client_does_the_same(api: FakeApi, rows: Path) -> None
     with Client(api.url, TOKEN) as client:
         client.workflows.submit(rows, rater="needs_met")
     assert len({call.headers["idempotency-key"] for call in api.calls("POST", "/workflows")}) == 1
+
+
+def test_an_estimate_is_typed_for_both_clients(api: FakeApi, client: Client, rows: Path) -> None:
+    api.estimate = {
+        "rater": "needs_met", "accepted": 3, "rows": 30, "hits": 10, "items": 20, "feasible": False,
+        "share_in_time": 0.5, "eta": {"seconds": 9, "low": 8, "high": 11},
+        "remedies": [{"change": "replicas", "to": 2, "detail": "so many replicas, all in all"}],
+    }  # fmt: skip
+    api.faults = deque([problem(503, "not_ready", "starting")])
+
+    async def use() -> Estimate:
+        async with AsyncClient(api.url, TOKEN, retries=QUICK) as client:
+            return await client.workflows.estimate(rows, rater="needs_met", sample_of=30)
+
+    found = asyncio.run(use())
+
+    assert (found.rows, found.hits, found.items, found.model_calls) == (30, 10, 20, 0)
+    assert (found.feasible, found.share_in_time, found.accelerator_seconds) == (False, 0.5, None)
+    assert [(each.change, each.to) for each in found.remedies] == [("replicas", 2)]
+    assert client.workflows.estimate(rows, rater="needs_met", sample_of=30) == found
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])

@@ -143,6 +143,42 @@ def test_standard_input_is_sent_like_a_file(
     assert call.params["deadline_s"] == "7200"
 
 
+CLIPPED = {
+    "priority": 60,
+    "priority_asked": 90,
+    "priority_reason": "priority 90 asked, 60 given: rule 'automatic tuning' has a ceiling of 60",
+}
+
+
+def test_a_priority_that_a_rule_clipped_is_told(airs: Airs, api: FakeApi, rows: str) -> None:
+    clipped = fake_api.reply({**workflow(state="RUNNING"), **CLIPPED, "accepted": 3}, status=202)
+    api.faults = deque([clipped])
+    submitted = airs("submit", rows, "--rater", "needs_met", "--priority", "90")
+    api.faults = deque([clipped])
+    changed = airs("change", "wf_1", "--priority", "90")
+    api.faults = deque([clipped])
+    renamed = airs("change", "wf_1", "--name", "n")
+    api.looks = deque([{**workflow(state="RUNNING"), **CLIPPED}])
+    shown = airs("status", "wf_1")
+
+    reason = CLIPPED["priority_reason"]
+    assert (submitted.code, submitted.out) == (0, "wf_1\n")
+    assert f"3 rows accepted\n{reason}\n" in submitted.err
+    assert changed == Ended(0, "wf_1 RUNNING\n", f"{reason}\n")
+    assert renamed.err == ""
+    assert f"60 ({reason})" in shown.out
+
+
+def test_a_priority_that_was_given_is_not_talked_about(airs: Airs, api: FakeApi, rows: str) -> None:
+    given = {
+        "priority_asked": 50,
+        "priority_reason": "priority 50 asked, 50 given: no rule applies",
+    }
+    api.faults = deque([fake_api.reply({**workflow(state="RUNNING"), **given})])
+
+    assert "asked" not in airs("submit", rows, "--rater", "needs_met", "--priority", "50").err
+
+
 def test_refused_rows_are_shown_and_end_with_code_3(airs: Airs, api: FakeApi, rows: str) -> None:
     api.rejected = [
         {"line": n, "code": "missing_field", "detail": "query_text"} for n in range(1, 13)
@@ -673,3 +709,105 @@ def test_an_unforeseen_error_is_one_line(
 
     assert ended.code == 1
     assert ended.err == "error: unexpected RuntimeError: a fault of ours\n"
+
+
+ESTIMATE = {
+    "rater": "needs_met",
+    "accepted": 3,
+    "rejected": [],
+    "sample_of": 3_000,
+    "rows": 3_000,
+    "hits": 1_000,
+    "coalesced": 200,
+    "items": 1_800,
+    "batches": 150,
+    "model_calls": 150,
+    "accelerator_seconds": 1_234.56,
+    "deadline_s": 600,
+    "priority": 50,
+    "eta": {"seconds": 900, "low": 800, "high": 1_100},
+    "feasible": False,
+    "share_in_time": 0.9999,
+    "reason": "50.0 of 150.0 batches do not fit",
+    "displaces": 2,
+    "remedies": [
+        {"change": "deadline_s", "to": 1_200, "detail": "a later deadline"},
+        {"change": "replicas", "to": 3, "detail": "so many replicas, all in all"},
+        {"change": "best_effort", "to": False, "detail": "the class of its priority"},
+    ],
+}
+
+
+def test_an_estimate_says_what_a_file_costs_and_what_would_help(
+    airs: Airs, api: FakeApi, rows: str
+) -> None:
+    api.estimate = ESTIMATE
+
+    ended = airs(
+        *("estimate", rows, "--rater", "needs_met", "--deadline", "10m", "--sample-of", "3000")
+    )
+
+    (call,) = api.calls("POST", "/estimates")
+    assert call.params == {"rater": "needs_met", "deadline_s": "600", "sample_of": "3000"}
+    assert "idempotency-key" not in call.headers
+    assert ended.code == 0
+    assert ended.out == (
+        "rater          needs_met\n"
+        "rows           3,000 (scaled from 3)\n"
+        "archive hits   1,000 (33%)\n"
+        "equal rows     200\n"
+        "to be rated    1,800 in 150 batches\n"
+        "model calls    150\n"
+        "accelerator    1,234.6 s\n"
+        "priority       50\n"
+        "ETA            15 min 00 s (13 min 20 s to 18 min 20 s)\n"
+        "in time        no, not within 10 min 00 s\n"
+        "share in time  99.9 %\n"
+        "why            50.0 of 150.0 batches do not fit\n"
+        "takes from     2 other workflows\n"
+        "\n"
+        "ENOUGH ALONE\n"
+        "deadline_s    1,200 (20 min 00 s)  a later deadline\n"
+        "replicas      3                    so many replicas, all in all\n"
+        "best_effort   false                the class of its priority\n"
+    )
+
+
+def test_an_estimate_without_a_measure_says_so(airs: Airs, api: FakeApi, rows: str) -> None:
+    unknown = {"eta": None, "feasible": None, "share_in_time": None, "accelerator_seconds": None}
+    api.estimate = {**ESTIMATE, **unknown, "remedies": [], "sample_of": None, "displaces": 0}
+
+    ended = airs("estimate", rows, "--rater", "needs_met")
+
+    assert "in time       nobody knows" in ended.out
+    assert "accelerator   not known" in ended.out
+    assert "ENOUGH ALONE" not in ended.out
+
+
+def test_an_estimate_as_json_is_the_servers(airs: Airs, api: FakeApi, rows: str) -> None:
+    api.estimate = {**ESTIMATE, "of_tomorrow": 1}
+
+    ended = airs("estimate", rows, "--rater", "needs_met", "-o", "json")
+
+    assert json.loads(ended.out) == api.estimate
+
+
+def test_an_estimate_with_refused_rows_ends_as_a_submission_with_them(
+    airs: Airs, api: FakeApi, rows: str
+) -> None:
+    refused = {"line": 2, "code": "invalid_json", "detail": "no JSON"}
+    api.estimate = {**ESTIMATE, "rejected": [refused]}
+
+    ended = airs("estimate", rows, "--rater", "needs_met")
+
+    assert ended.code == 3
+    assert "1 rows refused:\n  line 2: invalid_json: no JSON" in ended.err
+
+
+def test_status_shows_how_much_is_expected_in_time(airs: Airs, api: FakeApi) -> None:
+    said = {"share_in_time": 0.5, "cut": 9.0, "reason": "9.0 of 18.0 batches do not fit"}
+    api.looks.append({**workflow(state="RUNNING"), "forecast": said})
+
+    ended = airs("status", "wf_1")
+
+    assert "in time      50 % expected: 9.0 of 18.0 batches do not fit" in ended.out

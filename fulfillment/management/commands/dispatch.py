@@ -18,7 +18,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from kombu import Producer
 from kombu.exceptions import OperationalError as BrokerError
 
-from fulfillment import bell, claim, clock_steps, dispatch, leases, recovery, windows
+from fulfillment import bell, claim, clock_steps, dispatch, leases, recovery, usage, windows
 from fulfillment.clock import database_now
 from fulfillment.model_directory import (
     LastKnown,
@@ -150,11 +150,16 @@ class _Beside:
             connection.close()
 
 
+def _remembered(now: datetime) -> dispatch.Memory:
+    """Return what the last leader wrote down."""
+    return dispatch.Memory(windows=windows.recall(now), orders=usage.recall(now))
+
+
 class _Leader:
     """One term of leadership: ends when the database connection does."""
 
     def __init__(self) -> None:
-        self._memory = dispatch.Memory(windows=windows.recall(database_now()))
+        self._memory = _remembered(database_now())
         self._directory = Glance(LastKnown(model_directory()))
         self._publish = Publisher()
         self._beside = _Beside()
@@ -190,6 +195,7 @@ class _Leader:
         if self._due(self._marked_at, now, MARK_EVERY):
             recovery.mark("dispatcher", now)
             windows.remember(self._memory.windows, now)
+            usage.remember(self._memory.orders, self._memory.over, now)
             self._marked_at = now
             for name in recovery.late(now):
                 logger.info("running a late service", extra={"service": name})
