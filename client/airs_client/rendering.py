@@ -140,6 +140,7 @@ def workflow_block(workflow: Workflow) -> str:
             "mean score": mean,
             "ETA": eta(workflow.eta) if workflow.eta and not workflow.finished else None,
             "in time": _in_time(workflow),
+            "standing": workflow.standing or None,
             "created": _instant(workflow.created_at),
             "first dispatch": _instant(workflow.timeline.first_dispatch_at),
             "first result": _instant(workflow.timeline.first_result_at),

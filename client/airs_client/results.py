@@ -123,6 +123,8 @@ class Workflow:
     scored: int = 0
     eta: Eta | None = None
     forecast: Forecast | None = None
+    standing: str = ""
+    """Why its owner is served after others; empty where it is not."""
     created_at: datetime | None = None
     closed_at: datetime | None = None
     started_at: datetime | None = None
@@ -309,6 +311,7 @@ def workflow_from(raw: Raw) -> Workflow:
         scored=_count(raw, "scored"),
         eta=_eta(raw.get("eta")),
         forecast=_forecast(raw.get("forecast")),
+        standing=_text(raw, "standing"),
         created_at=_instant(raw, "created_at"),
         closed_at=_instant(raw, "closed_at"),
         started_at=_instant(raw, "started_at"),

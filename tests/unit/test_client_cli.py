@@ -811,3 +811,11 @@ def test_status_shows_how_much_is_expected_in_time(airs: Airs, api: FakeApi) -> 
     ended = airs("status", "wf_1")
 
     assert "in time      50 % expected: 9.0 of 18.0 batches do not fit" in ended.out
+
+
+def test_status_shows_why_an_owner_waits_behind_others(airs: Airs, api: FakeApi) -> None:
+    api.looks.append({**workflow(state="RUNNING"), "standing": "over its share: took 50%"})
+
+    ended = airs("status", "wf_1")
+
+    assert "standing     over its share: took 50%" in ended.out
