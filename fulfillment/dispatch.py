@@ -23,7 +23,7 @@ from fulfillment.claim import Pass, claim
 from fulfillment.model_directory import ModelDirectory, Replica
 from fulfillment.policy import fairness, lines, ordering, traffic
 from fulfillment.policy.fairness import OverShare
-from fulfillment.policy.priority import PriorityClass, priority_class
+from fulfillment.policy.priority import PriorityClass, priority_class, raised_step
 from fulfillment.ready import Sight, VersionLoad
 from fulfillment.windows import Held, Room, Windows
 
@@ -219,7 +219,7 @@ def _serve(
     free = {cls: room.batches(cls) for cls in version.order}
     decision = ordering.fill(
         {cls: line for cls, line in version.order.items() if free[cls]},
-        room=min(share, room.most, _batches_allowed(version, room, memory, now)),
+        room=min(share, max(free.values()), _batches_allowed(version, room, memory, now)),
         memory=order,
         taken=memory.sight.taken,
     )
@@ -242,7 +242,10 @@ def _serve(
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
         memory.buckets[version.rater_id] = traffic.spend(bucket, passed.calls)
+    top = _top(version, memory)
     for (step, cls), sent in claims.items():
+        if top is not None and cls > top:
+            step = raised_step(step, top)
         size = traffic.message_size(
             room=room.most, urgent=cls is PriorityClass.HIGH and len(sent) < 4
         )
@@ -252,6 +255,15 @@ def _serve(
     # The room was made for whole batches; where these were what is left of some, more may go.
     more = passed.sent == asked and passed.calls < asked * room.calls_a_batch
     return replace(passed, full=passed.full or more)
+
+
+def _top(version: VersionLoad, memory: Memory) -> PriorityClass | None:
+    """Return the highest class that still has READY batches."""
+    taken = memory.sight.taken
+    for cls, line in version.order.items():
+        if line.total > sum(n for w, n in taken.items() if w in line.ready):
+            return cls
+    return None
 
 
 def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:

@@ -121,7 +121,8 @@ class Room:
             total = sum(by_class.values())
             window = self._windows.get(replica.key)
             if window is None:
-                free = replica.window - total
+                kept = 0 if cls is PriorityClass.HIGH else traffic.kept_for_high(replica.window)
+                free = max(0, replica.window - total - kept)
             else:
                 free = traffic.room(window, by_class, cls, now=self._now)
             loads.append(

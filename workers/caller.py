@@ -157,7 +157,8 @@ class Caller:
         )
         # What an external server calls itself is compared when it is known what counts.
         expected = data.version if data.managed else ""
-        priority = 0 if taken.best_effort else taken.priority
+        own = 0 if taken.best_effort else taken.priority
+        priority = max(own, self.work.least_priority)
         if isinstance(call, ChatCall):
             return await self._client.chat(
                 endpoint, call, expected_version=expected, priority=priority, timeout_s=limit_s

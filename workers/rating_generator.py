@@ -33,6 +33,7 @@ from fulfillment.clock import database_now
 from fulfillment.leases import Finish, Taken
 from fulfillment.models import RaterVersion
 from fulfillment.policy.batching import indices_of
+from fulfillment.policy.priority import CELERY_STEPS, least_score
 from fulfillment.purged_traces import PURGED
 from workers import batch_calls, item_calls, settling
 from workers.autoraters import Autorater, AutoraterError, RaterSpec, load
@@ -49,6 +50,7 @@ PART_S = 5.0
 """What a batch has finished for so long is written, though its other items are still computed."""
 ENDPOINT_MEMORY_S = 3.0
 SOON = timedelta(seconds=1)
+LAST_STEP = CELERY_STEPS[-1]
 
 
 class Directory(Protocol):
@@ -87,8 +89,14 @@ class RatingGenerator:
         )
         self._thread.start()
 
-    def rate(self, batches: Sequence[tuple[int, int, str]], *, task_id: UUID) -> None:
-        """Work on the batches of a message until each is written or lost."""
+    def rate(
+        self, batches: Sequence[tuple[int, int, str]], *, task_id: UUID, step: int = LAST_STEP
+    ) -> None:
+        """Work on the batches of a message until each is written or lost.
+
+        Models are called with the priority of the message's Celery step where that is higher than
+        the workflow's own: the dispatcher has raised it.
+        """
         endpoints = {key: self._endpoint(key) for key in {replica for _, _, replica in batches}}
         limit = max(call_limit(endpoint) for endpoint in endpoints.values())
         taken = surely(
@@ -100,7 +108,7 @@ class RatingGenerator:
             )
         )
         try:
-            self._rate(taken, endpoints)
+            self._rate(taken, endpoints, least_score(step))
         except BaseException:
             # Nobody works on them any more: give back what is still ours, for a little later.
             surely(lambda: _give_back(taken), for_s=leases.MARGIN.total_seconds())
@@ -117,11 +125,20 @@ class RatingGenerator:
 
     # What the threads of tasks do
 
-    def _rate(self, taken: Sequence[Taken], endpoints: Mapping[str, EndpointData | None]) -> None:
+    def _rate(
+        self,
+        taken: Sequence[Taken],
+        endpoints: Mapping[str, EndpointData | None],
+        least_priority: int,
+    ) -> None:
         running: list[tuple[Work, EndpointData]] = []
         finished: list[Work] = []
         for batch in taken:
-            work = Work(taken=batch, spec=self._spec(batch.rater_version_id))
+            work = Work(
+                taken=batch,
+                spec=self._spec(batch.rater_version_id),
+                least_priority=least_priority,
+            )
             endpoint = endpoints[batch.replica]
             if endpoint is not None and settling.serves(endpoint, work.spec.model_version):
                 running.append((work, endpoint))

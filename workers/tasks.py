@@ -25,6 +25,7 @@ from kombu.exceptions import OperationalError as BrokerError
 from fulfillment import prepared
 from fulfillment.clock import database_now
 from fulfillment.models import ExecutorBoot
+from fulfillment.policy.priority import CELERY_STEPS
 from models_admin.directory import directory
 from workers.autoraters import available
 from workers.rating_generator import RatingGenerator
@@ -55,10 +56,16 @@ def rate_batches(self: Any, batches: Sequence[tuple[int, int, str]]) -> None:
             return
         _at_work.add(task_id)
     try:
-        _generator().rate(batches, task_id=task_id)
+        _generator().rate(batches, task_id=task_id, step=_step(self.request))
     finally:
         with _lock:
             _at_work.discard(task_id)
+
+
+def _step(request: Any) -> int:
+    """Return the Celery priority that the message came with; the last where it says none."""
+    step = (request.delivery_info or {}).get("priority")
+    return step if isinstance(step, int) and step in CELERY_STEPS else CELERY_STEPS[-1]
 
 
 @cache

@@ -65,6 +65,8 @@ class Work:
 
     taken: Taken
     spec: RaterSpec
+    least_priority: int = 0
+    """Models are called with this API score at least."""
     began_at: float = field(default_factory=time.monotonic)
     scored: dict[int, Scored] = field(default_factory=dict)
     answered_at: dict[int, float] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 Two memories fade at different speeds. What an owner was served within minutes counts as work of
 its workflows, so that one who keeps sending small ones does not stay the smallest. What it was
 served *while others waited* counts over an hour: an owner that took more than its share of the
-rater then, and still has more open than the rater could do by itself until the last of its
+service then, and still has more open than the rater could do by itself until the last of its
 deadlines, is *over its share* and stands behind all others of its class. That is what a flood
 meets; a large workflow, or much work on a quiet day, does not.
 """
@@ -11,7 +11,6 @@ meets; a large workflow, or much work on a quiet day, does not.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from math import log
 from types import MappingProxyType
 from typing import Final
 
@@ -23,7 +22,9 @@ work the one that was served less is next, so that they take turns."""
 LONG: Final = timedelta(hours=1)
 """Half-life of what an owner was served while others waited."""
 OWNER_SHARE: Final = 0.2
-"""Of what the rater can do in that time; times the owner's weight."""
+"""Of what was served in that time; times the owner's weight."""
+LEAST_SEEN: Final = timedelta(minutes=10)
+"""Less than a rater does in so long counts as so much: it takes two minutes to be over."""
 MOMENT: Final = timedelta(seconds=1)
 SHORTEST: Final = timedelta(seconds=60)
 """A last deadline that is nearer, or past, counts as this far."""
@@ -56,7 +57,7 @@ class OverShare:
     """Why an owner stands behind the others."""
 
     used: float
-    """Share of the rater that it took of late while others waited."""
+    """Share of what was served of late while others waited."""
     allowed: float
 
     @property
@@ -110,11 +111,11 @@ def over_share(
     """
     if len(owned) < 2 or requests_per_s <= 0:
         return {}
-    # What somebody would have who took the whole rater for ever.
-    most = requests_per_s * LONG.total_seconds() / log(2)
+    # Of little that was served a share says little.
+    served = max(sum(usage.contended.values()), requests_per_s * LEAST_SEEN.total_seconds())
     over = {}
     for owner, work in owned.items():
-        used = usage.contended.get(owner, 0.0) / most
+        used = usage.contended.get(owner, 0.0) / served
         allowed = min(1.0, OWNER_SHARE * weights.get(owner, 1.0))
         left_s = max(SHORTEST, work.last_deadline_at - now).total_seconds()
         if used > allowed and work.requests > requests_per_s * left_s:

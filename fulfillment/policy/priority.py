@@ -20,6 +20,15 @@ class PriorityClass(IntEnum):
     BEST_EFFORT = 3
 
 
+_HIGHEST = {
+    PriorityClass.HIGH: 100,
+    PriorityClass.MIDDLE: 66,
+    PriorityClass.LOW: 33,
+    PriorityClass.BEST_EFFORT: 0,
+}
+"""API score, by class."""
+
+
 def check_score(score: int) -> None:
     """Raise ValueError unless `score` is an API priority."""
     if not 0 <= score <= 100:
@@ -40,6 +49,19 @@ def celery_priority(score: int) -> int:
     """Return the Celery step, 0 (served first) to 9."""
     check_score(score)
     return 9 - score * 10 // 101
+
+
+def least_score(step: int) -> int:
+    """Return the lowest API score whose Celery step is `step`."""
+    return -(-(9 - step) * 101 // 10)
+
+
+def raised_step(step: int, above: PriorityClass) -> int:
+    """Return the step of a batch that is served for its class's share while `above` waits.
+
+    Its turn has come: behind the stream of the class above it would wait in Celery for ever.
+    """
+    return min(step, celery_priority(_HIGHEST[above]))
 
 
 def oip_priority(score: int) -> int:

@@ -29,6 +29,7 @@ GROWTH_SHARE: Final = 1 / 32
 """Of the ceiling, a full window of successes: a large window recovers in as many round trips as a
 small one, which one call a round trip would take hours for where calls take seconds."""
 MAX_MESSAGE_BATCHES: Final = 16
+KEPT_FOR_HIGH: Final = 2
 
 
 def backoff(*, attempt: int, chance: float, retry_after_s: float | None) -> timedelta:
@@ -235,6 +236,15 @@ def fill(bucket: Bucket | None, max_qps: float, now: datetime) -> Bucket:
 def spend(bucket: Bucket, calls: int) -> Bucket:
     """Return the bucket after that many calls were started."""
     return replace(bucket, calls=bucket.calls - calls)
+
+
+def kept_for_high(window: int) -> int:
+    """Return how many places of a replica's window only the class HIGH may take.
+
+    Full of lower classes, a window would let an urgent batch wait for a place, and then for the
+    call that is being computed; so it waits for the call alone.
+    """
+    return min(KEPT_FOR_HIGH, window // 8)
 
 
 def message_size(*, room: int, urgent: bool) -> int:

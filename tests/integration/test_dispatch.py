@@ -447,7 +447,8 @@ def test_a_backlog_leaves_with_several_batches_a_message() -> None:
 
     dispatcher.run()
 
-    assert [len(m.batches) for m in dispatcher.sent] == [8, 8, 8, 8]
+    # Two places of each window are kept for urgent work.
+    assert [len(m.batches) for m in dispatcher.sent] == [8, 8, 8, 4]
     assert {r for m in dispatcher.sent for _, _, r in m.batches} == {"r1", "r2"}
 
 
@@ -488,6 +489,34 @@ def test_messages_hold_batches_of_one_priority() -> None:
         (1, [b.pk for b in batches(high)]),
         (9, [b.pk for b in batches(low)]),
     ]
+
+
+def test_a_batch_whose_class_is_served_for_its_share_goes_with_those_above() -> None:
+    # Behind a stream of urgent messages it would wait in the broker until its lease ends.
+    boot()
+    submit(names(40, "high"), batch_size=1, priority=70)
+    low = submit(names(40, "low"), batch_size=1, priority=10)
+    dispatcher = queue(Replica(window=20))
+
+    dispatcher.run()
+
+    of_low = {b.pk for b in batches(low)}
+    steps = {m.priority for m in dispatcher.sent if of_low & set(m.ids)}
+    assert steps == {0}
+    assert {m.priority for m in dispatcher.sent if not of_low & set(m.ids)} == {3}
+
+
+def test_places_are_kept_for_urgent_batches() -> None:
+    boot()
+    submit(names(40, "low"), batch_size=1, priority=10)
+    dispatcher = queue(Replica(window=16))
+    dispatcher.run()
+    assert sum(len(m.batches) for m in dispatcher.take_sent()) == 14
+    submit(names(5, "high"), batch_size=1, priority=90)
+
+    dispatcher.run()
+
+    assert sum(len(m.batches) for m in dispatcher.take_sent()) == 2
 
 
 def test_an_urgent_workflow_takes_the_next_room() -> None:

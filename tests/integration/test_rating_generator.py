@@ -160,6 +160,17 @@ def test_the_model_is_told_the_priority(
     assert server.seen[0].json()["parameters"]["priority"] == said
 
 
+def test_the_model_is_told_the_priority_of_a_raised_message(stage: Stage) -> None:
+    submit(["a"], priority=10)
+    with scripted(oip(1.0)) as server:
+        stage.serve(server.url, sends_priority=True)
+        (message,) = stage.send()
+        stage.generator.rate(message.batches, task_id=uuid.uuid4(), step=3)
+
+    # 101 less 61, the least score of step 3.
+    assert server.seen[0].json()["parameters"]["priority"] == 40
+
+
 def test_the_dispatcher_hears_what_calls_met(stage: Stage) -> None:
     submit(["a"], priority=90)
     submit(["b"], priority=10)

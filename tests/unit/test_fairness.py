@@ -18,8 +18,8 @@ from fulfillment.policy.fairness import (
 )
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-FULL = 3600 / 0.6931
-"""Requests in the long memory of whoever takes all of a rater that does one a second."""
+FULL = 6000.0
+"""Requests, of a rater that does one a second: far more than LEAST_SEEN of them."""
 
 amounts = st.dictionaries(st.sampled_from("abc"), st.floats(1, 1e6))
 
@@ -79,7 +79,8 @@ def test_ageing_in_two_steps_is_ageing_at_once(
 
 
 def test_a_flood_is_over_its_share() -> None:
-    found = over({"flood": 0.3 * FULL}, {"flood": owned(10_000), "ann": owned(10)})
+    used = {"flood": 0.3 * FULL, "ann": 0.1 * FULL, "gone": 0.6 * FULL}
+    found = over(used, {"flood": owned(10_000), "ann": owned(10)})
 
     assert set(found) == {"flood"}
     assert found["flood"].used == pytest.approx(0.3, rel=0.01)
@@ -92,7 +93,16 @@ def test_one_large_job_that_can_be_done_in_time_is_not() -> None:
 
 
 def test_much_open_without_much_use_is_not() -> None:
-    assert over({"ann": 0.19 * FULL}, {"ann": owned(1e9), "bob": owned(10)}) == {}
+    used = {"ann": 0.19 * FULL, "bob": 0.81 * FULL}
+
+    assert over(used, {"ann": owned(1e9), "bob": owned(10)}) == {}
+
+
+@pytest.mark.parametrize(("used", "is_over"), [(119, False), (121, True)])
+def test_it_takes_two_minutes_of_a_rater_to_be_over(used: float, is_over: bool) -> None:
+    found = over({"flood": used}, {"flood": owned(1e9), "ann": owned(10)})
+
+    assert bool(found) is is_over
 
 
 def test_an_owner_alone_is_never_over() -> None:
@@ -100,17 +110,21 @@ def test_an_owner_alone_is_never_over() -> None:
 
 
 def test_twice_the_weight_allows_twice_the_share() -> None:
-    used = {"ann": 0.3 * FULL, "bob": 0.3 * FULL}
+    used = {"ann": 0.3 * FULL, "bob": 0.3 * FULL, "cem": 0.4 * FULL}
     owners = {"ann": owned(1e9), "bob": owned(1e9)}
 
     assert set(over(used, owners, {"ann": 2.0})) == {"bob"}
 
 
-@given(used=amounts, more=st.floats(0, 1e6), requests=st.floats(0, 1e5))
+@given(used=amounts, more=st.floats(0, 1e6), data=st.data())
 def test_whoever_is_over_stays_so_with_more_use(
-    used: dict[str, float], more: float, requests: float
+    used: dict[str, float], more: float, data: st.DataObject
 ) -> None:
-    owners = {owner: owned(requests) for owner in used} | {"z": owned(1)}
-    before = set(over(used, owners))
+    owners = {owner: owned(1e9) for owner in "abcz"}
+    for owner in over(used, owners):
+        assert owner in over({**used, owner: used[owner] + more}, owners)
 
-    assert set(over({owner: amount + more for owner, amount in used.items()}, owners)) >= before
+
+@given(used=amounts)
+def test_no_more_owners_are_over_than_shares_fit(used: dict[str, float]) -> None:
+    assert len(over(used, {owner: owned(1e9) for owner in "abcz"})) <= 1 / OWNER_SHARE

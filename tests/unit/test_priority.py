@@ -9,8 +9,10 @@ from fulfillment.policy.priority import (
     DEFAULT_SCORE,
     PriorityClass,
     celery_priority,
+    least_score,
     oip_priority,
     priority_class,
+    raised_step,
     vllm_priority,
 )
 
@@ -87,3 +89,22 @@ def test_model_servers_can_tell_all_scores_apart(number: Callable[[int], int]) -
 def test_a_score_outside_the_scale_is_refused(number: Callable[[int], int], score: int) -> None:
     with pytest.raises(ValueError, match=f"priority {score} is outside"):
         number(score)
+
+
+@pytest.mark.parametrize("step", CELERY_STEPS)
+def test_the_least_score_of_a_step_has_that_step_and_none_below_it(step: int) -> None:
+    least = least_score(step)
+
+    assert celery_priority(least) == step
+    assert least == 0 or celery_priority(least - 1) == step + 1
+
+
+@pytest.mark.parametrize(
+    ("above", "step"), [(PriorityClass.HIGH, 0), (PriorityClass.MIDDLE, 3), (PriorityClass.LOW, 6)]
+)
+def test_a_batch_that_is_raised_goes_with_the_first_of_the_class_above(
+    above: PriorityClass, step: int
+) -> None:
+    assert raised_step(9, above) == step
+    assert priority_class(least_score(step)) <= above
+    assert raised_step(0, above) == 0
