@@ -7,7 +7,7 @@ INSTALLED := .venv/installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down test check bench chaos clean doctor
+.PHONY: help setup demo up down test check bench simulate chaos clean doctor
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -44,6 +44,9 @@ check: setup ## Format, lint, import contracts, types, Django checks, migrations
 
 bench: setup ## Run all benchmarks
 	@$(RUN) -m tests.benchmarks $(ARGS)
+
+simulate: setup ## Eight days in virtual time, with tables and plots (ARGS="--help")
+	@$(RUN) manage.py simulate $(or $(ARGS),--all)
 
 chaos: setup ## Kill everything everywhere, seeded: about half an hour (ARGS="-k name" narrows)
 	$(RUN) -m pytest tests/chaos -m "chaos or not chaos" $(ARGS)

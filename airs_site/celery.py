@@ -11,4 +11,4 @@ TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "airs_site.broker:Tr
 
 app = Celery("airs")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["fulfillment", "workers"])
+app.autodiscover_tasks(["fulfillment", "models_admin", "workers"])

@@ -130,7 +130,7 @@ AIRS_MAX_JSON_BYTES = _integer("AIRS_MAX_JSON_BYTES", 64 << 20, least=1)
 AIRS_CHECKPOINT_ROOT = Path(
     os.environ.get("AIRS_CHECKPOINT_ROOT") or AIRS_HOME / "checkpoints"
 ).resolve()
-AIRS_EXECUTOR_CONCURRENCY = _integer("AIRS_EXECUTOR_CONCURRENCY", 8, least=1)
+AIRS_EXECUTOR_CONCURRENCY = _integer("AIRS_EXECUTOR_CONCURRENCY", 16, least=1)
 """Messages (of up to sixteen batches) that one executor process works on at a time."""
 AIRS_ALLOWED_PRIVATE_HOSTS = tuple(
     filter(None, os.environ.get("AIRS_ALLOWED_PRIVATE_HOSTS", "").split(","))
@@ -173,7 +173,10 @@ AIRS_KEEP_FAILURES = _period("AIRS_KEEP_FAILURES", "10m")
 AIRS_KEEP_BOOTS = _period("AIRS_KEEP_BOOTS", "1d", least="5m")
 """Rows of executors and services that are gone, from their last sign of life."""
 AIRS_KEEP_QUEUE_SAMPLES = _period("AIRS_KEEP_QUEUE_SAMPLES", "30d", least="1h")
-"""Samples of the queue's depth and age, two a minute."""
+"""Samples of the queue's depth and age, and of how busy replicas were, two a minute."""
+
+AIRS_KEEP_DECISIONS = _period("AIRS_KEEP_DECISIONS", "30d", least="1d")
+"""Decisions of the rebalancer."""
 
 AIRS_SHADOW_REFRESH = _share("AIRS_SHADOW_REFRESH", 0.001, most=0.01)
 """Share of archive hits that idle raters compute again, to tell how stale the archive is; 0 turns
@@ -186,6 +189,8 @@ AIRS_SPOOL = AIRS_HOME / "spool"
 # What fulfillment must know of plug-ins and models arrives by name: it imports neither.
 AIRS_RATER_PLUGINS = "workers.autoraters.description.describe"
 AIRS_MODEL_DIRECTORY = "models_admin.directory.directory"
+# What models have to do arrives at model management likewise; "" where it stands alone.
+AIRS_DEMAND = "fulfillment.model_demand.demand"
 # The ciphers of secrets at rest, which both apps use and neither owns.
 AIRS_CIPHER = "airs_site.sealing.cipher"
 
@@ -290,6 +295,8 @@ SPECTACULAR_SETTINGS = {
         "RatingStateEnum": "fulfillment.results.STATES",
         "ModelKindEnum": "models_admin.models.ModelKind",
         "PoolKindEnum": "models_admin.models.PoolKind",
+        "RebalancingEnum": "models_admin.models.Rebalancing",
+        "ModeEnum": "fulfillment.models.Mode",
     },
 }
 
@@ -353,4 +360,6 @@ CELERY_BEAT_SCHEDULE = {
     "queue": {"task": "fulfillment.sample_queue", "schedule": 30.0},
     "purges": {"task": "fulfillment.go_on_purging", "schedule": 5.0},
     "shadow": {"task": "fulfillment.refresh_shadows", "schedule": 60.0},
+    "commitments": {"task": "fulfillment.renew_forecasts", "schedule": 60.0},
+    "rebalancing": {"task": "models_admin.rebalance", "schedule": 60.0},
 }

@@ -110,6 +110,7 @@ def _tasks(workload: Workload, days: int | None) -> tuple[list[Task], int]:
     cost = {rater.id: rater.cost_mult for rater in params.raters}
     rating_s = workload.scale * params.batch_service_s / params.batch
     stored = np.zeros(workload.distinct, dtype=bool)
+    stored[workload.stored] = True
     tasks: list[Task] = []
     requests = 0
     for place, evaluation in enumerate(workload.evaluations):

@@ -6,12 +6,14 @@ that is told what happens and sends batches through the `World` it is given.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Final, Protocol
 
+from airs_site.simulation.hours import HOUR_S, Hours
 from airs_site.simulation.pool import Pool, Replica, State
 from airs_site.simulation.trace import Progress, Workload
 from airs_site.simulation.work import Archive, Batch, Job, Layers, failing
@@ -21,7 +23,8 @@ from fulfillment.policy.priority import PriorityClass
 EPOCH: Final = datetime(2025, 10, 18, tzinfo=UTC)
 """Second 0 for policies, which take instants; a Saturday, as in the paper."""
 START_UP_S: Final = 240.0
-HOUR_S: Final = 3600
+SIGNAL_PERIOD_S: Final = 30.0
+"""How often a signal is taken that arrives late."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,14 @@ class Options:
     batch: int | None = None
     """Ratings a batch, instead of the workload's."""
     losses: Sequence[Loss] = ()
+    priorities: bool = True
+    """Without them all evaluations are of high priority, as far as a policy can tell."""
+    signal_age_s: float = 0.0
+    """How late it is known for rebalancing what raters do and have to do."""
+    signal_error: float = 1.0
+    """By which that is wrong: too much for every second rater, too little for the others."""
+    management_away: tuple[float, float] | None = None
+    """From when until when no replica is moved, and nobody says how many there are."""
     days: int | None = None
     """Only so many of the workload's days."""
     seed: int = 0
@@ -112,6 +123,8 @@ class World:
         """Ratings that may be sent, by rater."""
         self.jobs: list[Job] = []
         self.counts = Counts()
+        self.days = min(options.days or params.days, params.days)
+        self.hours = Hours(hours=int(self.days * DAY_S // HOUR_S))
         self.busy_s = [0.0] * len(params.raters)
         """Replica-seconds of computing until the last change, by rater."""
         self._busy_since = [0.0] * len(params.raters)
@@ -122,6 +135,10 @@ class World:
         self._unfinished = 0
         """Jobs that are open or still to come."""
         self._dirty: dict[int, None] = {}
+        self._late: deque[list[float]] = deque(
+            maxlen=1 + round(options.signal_age_s / SIGNAL_PERIOD_S)
+        )
+        """What raters' replicas had computed, the oldest first, where that is known late."""
 
     # What policies may do.
 
@@ -168,6 +185,8 @@ class World:
 
     def move(self, moves: Sequence[Move]) -> None:
         """Take replicas from raters for others; what they hold ends first."""
+        if self.management_is_away():
+            return
         for move in moves:
             for _ in range(move.replicas):
                 replica = self.pool.drain(move.donor, move.receiver)
@@ -177,12 +196,22 @@ class World:
                 if not replica.held:
                     self._start_next(replica)
 
+    def management_is_away(self) -> bool:
+        """Say whether model management does nothing now, nor tells anything."""
+        away = self.options.management_away
+        return away is not None and away[0] <= self.now < away[1]
+
+    def signal_factor(self, rater: int) -> float:
+        """Return by which the load of the rater is overstated to whoever rebalances."""
+        error = self.options.signal_error
+        return 1 / error if rater % 2 else error
+
     # The run.
 
     def run(self, progress: Progress) -> None:
         """Run until nothing is open and nothing more comes."""
-        days = min(self.options.days or self.workload.params.days, self.workload.params.days)
-        horizon_s = days * DAY_S
+        horizon_s = self.days * DAY_S
+        self._archive.warm(self.workload.stored)
         for place, evaluation in enumerate(self.workload.evaluations):
             if evaluation.at_s < 0:
                 self._archive.warm(self.workload.requests(place))
@@ -191,34 +220,78 @@ class World:
                 self._unfinished += 1
         for loss in self.options.losses:
             self.call_at(loss.at_s, self._lose(loss))
+        if self.options.signal_age_s:
+            self._take_signal()
         self._policy.begin(self)
         told = -inf
         while self._unfinished:
             self.now, _, act = heapq.heappop(self._events)
+            if self.now >= self.hours.due_s:
+                self._look()
             act()
+            self._acted()
             self.counts.events += 1
             while self._dirty:
                 rater = next(iter(self._dirty))
                 del self._dirty[rater]
                 if self.unsent[rater] and self.pool.room[rater] > 0:
                     self._policy.has_room(rater)
+                    self._passed()
             if self.now - told >= HOUR_S:
                 told = self.now
                 progress(min(1.0, self.now / horizon_s))
+        self._look(at_end=True)
+
+    def _acted(self) -> None:
+        """Do nothing more after an event."""
+
+    def _passed(self) -> None:
+        """Do nothing after a policy filled room: a batch leaves when it is sent."""
+
+    def _look(self, *, at_end: bool = False) -> None:
+        self.hours.look(
+            inf if at_end else self.now,
+            calls=self.counts.calls,
+            attempts=self.counts.attempts,
+            unsent=self.unsent,
+            replicas=self.pool.ready,
+        )
+
+    def _take_signal(self) -> None:
+        self._late.append([self._busy_now(rater) for rater in range(len(self.raters))])
+        self.call_at(self.now + SIGNAL_PERIOD_S, self._take_signal)
 
     def _submission(self, place: int) -> Callable[[], None]:
         return lambda: self._submit(place)
 
     def _submit(self, place: int) -> None:
+        job = self._job(place)
+        self.jobs.append(job)
+        if not job.open:
+            job.has_ended = True
+            self._unfinished -= 1
+            return
+        self.open[job.rater][place] = job
+        self.unsent[job.rater] += job.unsent
+        self.call_at(job.deadline_s, lambda: self._expire(job))
+        self._policy.submitted(job)
+        self._dirty[job.rater] = None
+
+    def _job(self, place: int) -> Job:
+        """Return an evaluation as it is submitted now, after a look into the archive."""
         evaluation = self.workload.evaluations[place]
         ids = self.workload.requests(place)
         missing = self._archive.missing(ids)
         deadline_s = self.now + evaluation.deadline_s
-        job = Job(
+        return Job(
             place=place,
             evaluation=evaluation,
             rater=self._rater_no(evaluation.rater),
-            priority_class=PriorityClass.LOW if evaluation.low else PriorityClass.HIGH,
+            priority_class=(
+                PriorityClass.LOW
+                if evaluation.low and self.options.priorities
+                else PriorityClass.HIGH
+            ),
             submitted_s=self.now,
             deadline_s=deadline_s,
             submitted_at=self.instant(),
@@ -229,16 +302,6 @@ class World:
             failing=failing(missing, evaluation),
             last_s=self.now,
         )
-        self.jobs.append(job)
-        if not job.pending:
-            job.has_ended = True
-            self._unfinished -= 1
-            return
-        self.open[job.rater][place] = job
-        self.unsent[job.rater] += job.unsent
-        self.call_at(deadline_s, lambda: self._expire(job))
-        self._policy.submitted(job)
-        self._dirty[job.rater] = None
 
     def _rater_no(self, rater: str) -> int:
         return next(number for number, r in enumerate(self.raters) if r.id == rater)
@@ -346,9 +409,15 @@ class World:
         self._busy_since[rater] = self.now
 
     def busy_until_now(self, rater: int) -> float:
-        """Return the replica-seconds that the rater's replicas have computed."""
+        """Return the replica-seconds that the rater's replicas have computed, as far as known."""
+        if self._late:
+            return self._late[0][rater] * self.signal_factor(rater)
         self._account(rater)
-        return self.busy_s[rater]
+        return self.busy_s[rater] * self.signal_factor(rater)
+
+    def _busy_now(self, rater: int) -> float:
+        since_s = self.now - self._busy_since[rater]
+        return self.busy_s[rater] + self.pool.running[rater] * since_s
 
     def _busy(self, start_s: float, end_s: float) -> None:
         hours = self.counts.busy_s

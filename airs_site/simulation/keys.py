@@ -19,7 +19,7 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 _WORD: Final = (1 << 64) - 1
 
 # What a hash is for: its first part. Those of bumps follow on _BUMP.
-_LIFE, _PHASE, _BUMP, _KEY, _ARM, _PERMANENT = 1, 2, 3, 7, 99, 1009
+_LIFE, _PHASE, _BUMP, _KEY, _ARM, _PERMANENT, _LISTED = 1, 2, 3, 7, 99, 1009, 1013
 _PRIVATE_SETS: Final = 10**6
 _ARMS: Final = 1 << 40
 _LONG_AGO_S: Final = 1e8
@@ -58,6 +58,15 @@ def request_keys(evaluation: Evaluation, *, rater_no: int, churn: Churn, scale: 
         own, np.uint64(evaluation.experiment + _ARMS), _versions(slots, evaluation.at_s, churn)
     )
     return hashed(_KEY, slots, shown)
+
+
+def listed_keys(evaluation: Evaluation, *, one_in: int) -> Keys:
+    """Return the keys of ratings that are listed: one in so many of them, but the first of all."""
+    runs = [np.arange(first, first + count, dtype=np.uint64) for first, count in evaluation.ids]
+    keys = hashed(_LISTED, np.concatenate(runs))
+    chosen = np.flatnonzero(keys % np.uint64(one_in) == 0)
+    found: Keys = keys[chosen] if len(chosen) else keys[:1]
+    return found
 
 
 def fails_for_good(ids: NDArray[np.int32], evaluation: Evaluation) -> NDArray[np.bool_]:

@@ -84,12 +84,23 @@ class Pool:
         """Replicas that serve, start or drain."""
         return sum(self.ready) + sum(self.coming)
 
-    def put(self, batch: Batch) -> Replica:
-        """Hand a batch to a replica of its rater that holds fewest; there must be room."""
+    def room_below(self, rater: int, limit: int) -> int:
+        """Return how many batches its replicas may take until each holds `limit`."""
+        return sum(
+            len(replicas) * (limit - held)
+            for held, replicas in enumerate(self._serving[rater][:limit])
+        )
+
+    def put(self, batch: Batch, *, by_number: bool = False) -> Replica:
+        """Hand a batch to a replica of its rater that holds fewest; there must be room.
+
+        Of several it is the one that has held so many for longest, or that of the lowest number.
+        """
         rater = batch.job.rater
-        replica = next(iter(next(filter(None, self._serving[rater])).values()))
+        fewest = next(filter(None, self._serving[rater]))
+        replica = fewest[min(fewest)] if by_number else next(iter(fewest.values()))
         self._drop(replica)
-        heapq.heappush(replica.queue, (batch.priority_class, batch.number, batch))
+        heapq.heappush(replica.queue, (batch.rank, batch.number, batch))
         self._list(replica)
         self.room[rater] -= 1
         self.held[rater] += 1

@@ -8,14 +8,14 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from airs_site.simulation.errors import BadWorkload
-from airs_site.simulation.keys import request_keys
+from airs_site.simulation.keys import listed_keys, request_keys
 from airs_site.simulation.workload import (
     Evaluation,
     Params,
@@ -41,6 +41,8 @@ class Workload:
     """Where each evaluation's ids start; one more than there are evaluations."""
     distinct: int
     """Ids run from 0 to below this."""
+    stored: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    """Ids that the archive has from the start, besides those that earlier rows ask for."""
 
     def requests(self, place: int) -> NDArray[np.int32]:
         """Return the ids of the evaluation at that place."""
@@ -91,11 +93,19 @@ def expand(
     """Return the workload at 1:scale; its key look-ups take most of the time of a small run."""
     if scale < 1:
         raise BadWorkload(f"a scale of 1:{scale} does not exist; give a whole number from 1")
+    sample = params.sample or 1
+    if scale % sample:
+        raise BadWorkload(
+            f"the trace has one in {sample} requests: give that scale or a multiple of it"
+        )
     numbers = {rater.id: number for number, rater in enumerate(params.raters)}
     keys = []
     for done, evaluation in enumerate(evaluations):
-        rater_no = numbers[evaluation.rater]
-        keys.append(request_keys(evaluation, rater_no=rater_no, churn=params.churn, scale=scale))
+        if evaluation.mode == "listed":
+            keys.append(listed_keys(evaluation, one_in=scale // sample))
+        else:
+            number = numbers[evaluation.rater]
+            keys.append(request_keys(evaluation, rater_no=number, churn=params.churn, scale=scale))
         progress(done / len(evaluations))
     distinct, ids = np.unique(np.concatenate(keys), return_inverse=True)
     return Workload(

@@ -15,7 +15,7 @@ from airs_site.simulation.keys import fails_for_good
 from airs_site.simulation.workload import Evaluation
 from fulfillment.policy.priority import PriorityClass
 
-_NEW, _IN_FLIGHT, _STORED = 0, 1, 2
+NEW, IN_FLIGHT, STORED = 0, 1, 2
 
 _NOTHING: Final = frozenset[int]()
 
@@ -90,6 +90,11 @@ class Batch:
     priority_class: PriorityClass
     started_s: float = -1.0
 
+    @property
+    def rank(self) -> int:
+        """By which a replica takes the smallest first."""
+        return self.priority_class
+
 
 @dataclass(slots=True, eq=False)
 class Archive:
@@ -107,11 +112,11 @@ class Archive:
     def warm(self, ids: NDArray[np.int32]) -> None:
         """Take in ratings that were there before the first day."""
         if self.layers.archive:
-            np.frombuffer(self.states, dtype=np.uint8)[ids] = _STORED
+            np.frombuffer(self.states, dtype=np.uint8)[ids] = STORED
 
     def missing(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return those that the archive does not have."""
-        missing: NDArray[np.int32] = ids[np.frombuffer(self.states, dtype=np.uint8)[ids] != _STORED]
+        missing: NDArray[np.int32] = ids[np.frombuffer(self.states, dtype=np.uint8)[ids] != STORED]
         return missing
 
     def form(self, job: Job, size: int, now: float) -> list[int]:
@@ -122,15 +127,15 @@ class Archive:
         while head < len(pending) and len(taken) < size:
             rating = pending[head]
             head += 1
-            if looks and states[rating] == _STORED:
+            if looks and states[rating] == STORED:
                 job.free += 1
                 job.last_s = now
-            elif coalesces and states[rating] == _IN_FLIGHT:
+            elif coalesces and states[rating] == IN_FLIGHT:
                 self.waiters.setdefault(rating, []).append(job)
                 job.waiting += 1
             else:
-                if states[rating] == _NEW:
-                    states[rating] = _IN_FLIGHT
+                if states[rating] == NEW:
+                    states[rating] = IN_FLIGHT
                 taken.append(rating)
         job.head = head
         job.in_flight += len(taken)
@@ -147,8 +152,8 @@ class Archive:
         met = [job]
         for rating in ids:
             fails = failed and rating in job.failing
-            if self.states[rating] != _STORED:
-                self.states[rating] = _NEW if fails or not self.layers.archive else _STORED
+            if self.states[rating] != STORED:
+                self.states[rating] = NEW if fails or not self.layers.archive else STORED
             for waiter in self.waiters.pop(rating, ()):
                 if waiter.waiting and not waiter.is_expired:
                     waiter.waiting -= 1
@@ -163,8 +168,8 @@ class Archive:
         job = batch.job
         job.in_flight -= len(batch.ids)
         for rating in batch.ids:
-            if self.states[rating] == _IN_FLIGHT:
-                self.states[rating] = _NEW
+            if self.states[rating] == IN_FLIGHT:
+                self.states[rating] = NEW
         met = [job]
         _send_again(job, batch.ids)
         for rating in batch.ids:
@@ -179,7 +184,7 @@ class Archive:
         """End what the job did not start by its deadline, after a last look into the archive."""
         rest = job.pending[job.head :]
         looks = self.layers.archive and self.layers.second_look
-        found = sum(self.states[rating] == _STORED for rating in rest) if looks else 0
+        found = sum(self.states[rating] == STORED for rating in rest) if looks else 0
         if found:
             job.free += found
             job.last_s = now

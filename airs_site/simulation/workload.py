@@ -12,7 +12,9 @@ from airs_site.simulation.errors import BadWorkload
 
 DAY_S = 86400.0
 
-Mode = Literal["prefix", "window", "private"]
+Mode = Literal["prefix", "window", "private", "listed"]
+"""Where an evaluation's queries come from: the first of a query set, a stretch of it, a set of its
+own; or its ratings are listed by number, as in a trace of a system's own history."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class Evaluation:
     cost: float
     """True cost of a batch over the rater's; the scheduler does not know it."""
     automatic: bool
+    ids: Sequence[tuple[int, int]] = ()
+    """Of the ratings where they are listed: the first number of a run and how many it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +174,9 @@ class Params:
     """Of a full batch at scale 1."""
     replicas: int
     raters: Sequence[Rater]
+    sample: int | None = None
+    """One in so many requests of evaluations whose ratings are listed is in the trace; None where
+    none are."""
 
 
 def read_params(document: Mapping[str, Any]) -> Params:
@@ -203,6 +210,7 @@ def read_evaluation(row: Mapping[str, Any], raters: Mapping[str, int]) -> Evalua
             permanent=float(row["perm"]),
             cost=float(row["cost"]),
             automatic=bool(int(row["auto"])),
+            ids=tuple((int(first), int(count)) for first, count in row.get("ids", ())),
         )
     except KeyError as error:
         raise BadWorkload(f"lacks the field {error.args[0]!r}") from error
@@ -214,6 +222,10 @@ def read_evaluation(row: Mapping[str, Any], raters: Mapping[str, int]) -> Evalua
         raise BadWorkload(f"has the mode {evaluation.mode!r}; there are {get_args(Mode)}")
     if evaluation.queries < 1 or not 1 <= evaluation.results <= 64 or evaluation.set_size < 1:
         raise BadWorkload("needs nq and qset_size of at least 1, and R of 1 to 64")
+    if (evaluation.mode == "listed") != bool(evaluation.ids) or any(
+        first < 0 or count < 1 for first, count in evaluation.ids
+    ):
+        raise BadWorkload('needs ids in the mode "listed" and in no other, each [first, count]')
     if evaluation.deadline_s <= 0 or evaluation.cost <= 0:
         raise BadWorkload("needs a positive deadline and cost")
     return evaluation
@@ -239,7 +251,7 @@ def row_of(evaluation: Evaluation) -> dict[str, Any]:
         "perm": evaluation.permanent,
         "cost": evaluation.cost,
         "auto": int(evaluation.automatic),
-    }
+    } | ({"ids": [list(run) for run in evaluation.ids]} if evaluation.ids else {})
 
 
 def _params(doc: Mapping[str, Any]) -> Params:
@@ -285,6 +297,7 @@ def _params(doc: Mapping[str, Any]) -> Params:
         batch_service_s=float(doc["batch_service_s_full_scale"]),
         replicas=int(doc["pool_replicas"]),
         raters=tuple(_rater(rater) for rater in doc["raters"]),
+        sample=int(doc["sample"]) if "sample" in doc else None,
     )
 
 

@@ -1,18 +1,11 @@
-import json
-from pathlib import Path
-
 import pytest
-from django.core.management import CommandError, call_command
 
 from airs_site.simulation.bound import Task, bound, fluid, given_up
 from airs_site.simulation.cell import figures_of
 from airs_site.simulation.engine import Options
 from airs_site.simulation.metrics import measure
 from airs_site.simulation.policies.airs import Airs
-from airs_site.simulation.published import ROWS, in_words, value_at
-from airs_site.simulation.report import Result, as_text, document, table
-from airs_site.simulation.trace import write_trace
-from tests.simulation import small
+from airs_site.simulation.series import series_of
 from tests.simulation.small import evaluation, run, workload
 
 HALF_LATE = (evaluation(1, 12, owner="ann"), evaluation(2, 24, owner="bob", deadline_s=20.0))
@@ -102,94 +95,47 @@ def test_a_bound_knows_what_must_be_given_up() -> None:
     assert bound(workload(*jobs)).requests_in_time == pytest.approx(48 / 72)
 
 
-def test_a_document_has_the_published_names_and_medians_over_seeds() -> None:
-    one = workload(*HALF_LATE)
-    figures = {"fifo": figures_of(one, "fifo", Options())}
-    other = {"fifo": figures_of(workload(evaluation(1, 12)), "fifo", Options())}
-    results = [
-        Result(seed=1, figures=figures, bound=bound(one)),
-        Result(seed=2, figures=other, bound=bound(one)),
-    ]
+def test_a_funnel_has_peaks_beside_its_mean() -> None:
+    world = run("fifo", evaluation(1, 24), evaluation(2, 24, at_s=3600.0), days=1)
 
-    written = document(trace="small", scale=1, results=results)
+    peaks = measure(world).peak_to_mean
 
-    assert set(written["policies"]["fifo"]) == {
-        *("duty", "hit_rate", "funnel", "failure", "capacity_failure", "whole_in_time"),
-        *("requests_in_time", "latency_s", "low_whole", "small_raters_whole"),
-        *("amplification", "jain", "forecast_kept"),
-    }
-    assert written["policies"]["fifo"]["whole_in_time"] == 0.75
-    assert written["spread"]["fifo"]["min"]["whole_in_time"] == 0.5
-    assert written["seeds"] == [1, 2]
-    assert written["published"]["amplification"] == 10.0
+    assert peaks["received_batches"] == pytest.approx(12.0)
+    assert peaks["model_calls"] == pytest.approx(12.0)
 
 
-def test_a_table_holds_figures_against_published_goal_and_bound() -> None:
-    one = workload(*HALF_LATE)
-    result = Result(
-        seed=None, figures={"fifo": figures_of(one, "fifo", Options())}, bound=bound(one)
+def test_low_priority_is_held_against_high() -> None:
+    jobs = (evaluation(1, 12), evaluation(2, 12, low=True))
+
+    assert measure(run("fifo", *jobs)).low_to_high == pytest.approx(2.0)
+    assert measure(run("fifo", evaluation(1, 12))).low_to_high is None
+
+
+def test_series_are_by_hour_and_at_full_size() -> None:
+    jobs = (
+        evaluation(1, 24, rater="big"),
+        evaluation(2, 3600, at_s=3600.0, deadline_s=7200.0),
+        evaluation(3, 24, rater="big", experiment=1, at_s=7200.0),
     )
 
-    lines = table(document(trace="small", scale=1, results=[result]))
+    series = series_of(run("fifo", *jobs, management_away=(0.0, 1e9), days=1))
 
-    assert lines[0] == ["figure", "fifo", "published", "goal", "bound"]
-    assert ["whole in time", "50.0 %", "-", "≥ 99.5 %", "100.0 %"] in lines
-    assert ["attempts a model call", "1.00", "10.00", "≤ 1.05", "-"] in lines
-    assert len(as_text(lines).splitlines()) == len(ROWS) + 1
-
-
-def test_figures_are_put_into_words() -> None:
-    assert [in_words(*each) for each in ((5400.0, "min"), (5400.0, "h"), (None, "%"))] == [
-        "90.0 min",
-        "1.5 h",
-        "-",
-    ]
-    assert value_at({"a": {"b": 1}}, ("a", "c")) is None
-
-
-def test_the_command_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "params.json").write_text(json.dumps(small.document()))
-    write_trace(tmp_path / "trace.jsonl.gz", HALF_LATE)
-    out = tmp_path / "simulation.json"
-
-    call_command(
-        "simulate",
-        *("--params", tmp_path / "params.json", "--trace", tmp_path / "trace.jsonl.gz"),
-        *("--scale", "1", "--policies", "fifo,airs", "--disturb", "pool_loss", "--out", out),
-    )
-
-    written = json.loads(out.read_text())
-    assert list(written["policies"]) == ["fifo", "airs"]
-    assert set(written["disturbances"]["pool_loss"]) == {"fifo", "airs"}
-    assert (written["trace"], written["scale"], written["seeds"]) == ("trace.jsonl.gz", 1, [])
-    assert "whole in time" in capsys.readouterr().out
+    assert len(series.duty) == len(series.received_per_s) == 24
+    assert series.evaluations[:4] == [1, 1, 1, 0]
+    assert series.received_per_s[:3] == pytest.approx([2 / 3600, 300 / 3600, 2 / 3600], rel=1e-4)
+    assert series.calls_per_s[:2] == pytest.approx([2 / 3600, 300 / 3600], rel=1e-4)
+    # Some results have changed since they were rated.
+    assert series.hit_rate[:4] == [0.0, 0.0, pytest.approx(0.9, abs=0.1), None]
+    assert series.waiting["tiny"][:3] == [0.0, 0.0, 0.0]
+    assert series.replicas == {"big": [3.0] * 24, "tiny": [1.0] * 24, "others": [0.0] * 24}
+    assert series.latency_s["tiny"]["p50"][:3] == [None, 3600.0, None]
+    assert series.deadline_s == {"big": 7200.0, "tiny": 7200.0, "others": 0.0}
+    assert series.latency_quantiles_s["tiny"]["high"][50] == 3600.0
+    assert series.latency_quantiles_s["tiny"]["low"] == []
 
 
-def test_the_command_simulates_generated_workloads(tmp_path: Path) -> None:
-    (tmp_path / "params.json").write_text(json.dumps(small.document()))
-    out = tmp_path / "simulation.json"
+def test_a_series_knows_what_waits_at_the_hour() -> None:
+    # One replica takes 300 batches of 12 s an hour; the last one of those has just been sent.
+    world = run("fifo", evaluation(1, 12 * 600), management_away=(0.0, 1e9), days=1)
 
-    call_command(
-        "simulate",
-        *("--params", tmp_path / "params.json", "--seeds", "1,2", "--scale", "4"),
-        *("--policies", "fifo", "--days", "1", "--out", out),
-    )
-
-    assert json.loads(out.read_text())["seeds"] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ([], "give --trace, or --seeds"),
-        (["--trace", "nowhere.gz"], "nowhere.gz"),
-        (["--seeds", "1", "--policies", "lifo"], "no policy lifo; there are paper"),
-        (["--seeds", "1", "--scale", "0"], "0 is not a whole number from 1"),
-    ],
-)
-def test_the_command_says_what_is_wrong(arguments: list[str], problem: str, tmp_path: Path) -> None:
-    path = tmp_path / "params.json"
-    path.write_text(json.dumps(small.document()))
-
-    with pytest.raises(CommandError, match=problem):
-        call_command("simulate", "--params", path, *arguments)
+    assert series_of(world).waiting["tiny"][:3] == pytest.approx([0.0, 300.0, 0.0], abs=1.0)

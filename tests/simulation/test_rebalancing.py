@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -80,6 +81,21 @@ def test_work_needs_somebody_and_a_minimum_is_kept(
     other_s: float, least: int, needed: float
 ) -> None:
     assert need(model("a", 5, other_s=other_s, least=least), NOW) == needed
+
+
+def test_a_model_has_no_use_for_more_than_its_most() -> None:
+    busy = replace(model("busy", 2, work_s=9 * 3600), most=3)
+
+    decision = rebalance([busy, model("idle", 4)], NOW)
+
+    assert (decision.needs["busy"], decision.targets["busy"]) == (3, 3)
+    assert decision.moves == (Move(donor="idle", receiver="busy", replicas=1),)
+
+
+def test_a_start_up_that_was_measured_counts_for_its_model() -> None:
+    slow = replace(model("slow", 1, work_s=3600), start_up=2 * START_UP)
+
+    assert need(slow, NOW) == pytest.approx(3600 / (IN_AN_HOUR - 2 * START_UP.total_seconds()))
 
 
 def test_idle_replicas_go_where_they_are_needed() -> None:

@@ -93,7 +93,11 @@ def test_a_scale_below_one_is_refused() -> None:
 
 
 def test_a_written_trace_reads_the_same(tmp_path: Path) -> None:
-    written = [evaluation(1, 10), evaluation(2, 4, at_s=5.5, low=True, mode="window", offset=3)]
+    written = [
+        evaluation(1, 10),
+        evaluation(2, 4, at_s=5.5, low=True, mode="window", offset=3),
+        listed(3, (0, 4), (9, 2), at_s=7.0),
+    ]
     path = tmp_path / "trace.jsonl.gz"
 
     write_trace(path, written)
@@ -117,6 +121,9 @@ def test_rows_are_read_in_the_order_of_their_time(tmp_path: Path) -> None:
         ({"mode": "suffix"}, "line 2: has the mode 'suffix'"),
         ({"R": 65}, "line 2: needs nq and qset_size of at least 1, and R of 1 to 64"),
         ({"deadline": 0}, "line 2: needs a positive deadline"),
+        ({"mode": "listed"}, "line 2: needs ids in the mode"),
+        ({"mode": "listed", "ids": [[3, 0]]}, "line 2: needs ids in the mode"),
+        ({"ids": [[0, 3]]}, "line 2: needs ids in the mode"),
     ],
 )
 def test_a_bad_row_is_named(changed: dict[str, object], problem: str, tmp_path: Path) -> None:
@@ -151,6 +158,41 @@ def test_parameters_that_lack_something_are_named(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(BadWorkload, match=r"params.json is not JSON"):
         read_parameters(path)
+
+
+def listed(number: int, *runs: tuple[int, int], **changed: object) -> Evaluation:
+    requests = sum(count for _, count in runs)
+    return evaluation(number, requests, mode="listed", ids=runs, **changed)
+
+
+def test_listed_ratings_coincide_where_their_numbers_do() -> None:
+    rows = [listed(1, (0, 10)), listed(2, (5, 10), (0, 1)), listed(3, (5, 10), rater="big")]
+
+    jobs = expand(params(), rows, scale=1)
+
+    first, second, third = (set(jobs.requests(place).tolist()) for place in range(3))
+    assert jobs.distinct == 15
+    assert len(first & second) == 6
+    assert second > third
+
+
+def test_listed_ratings_are_thinned_alike_and_no_evaluation_is_empty() -> None:
+    rows = [listed(1, (0, 4000)), listed(2, (0, 4000)), listed(3, (7, 1))]
+
+    jobs = expand(params(), rows, scale=10)
+
+    assert jobs.requests(0).tolist() == jobs.requests(1).tolist()
+    assert len(jobs.requests(0)) == pytest.approx(400, rel=0.2)
+    assert len(jobs.requests(2)) == 1
+
+
+def test_a_sampled_trace_is_simulated_at_its_scale_or_a_multiple() -> None:
+    sampled = params(sample=10)
+
+    assert len(expand(sampled, [listed(1, (0, 50))], scale=10).ids) == 50
+    assert len(expand(sampled, [listed(1, (0, 5000))], scale=20).ids) == pytest.approx(2500, 0.1)
+    with pytest.raises(BadWorkload, match="one in 10 requests: give that scale or a multiple"):
+        expand(sampled, [listed(1, (0, 50))], scale=15)
 
 
 def test_a_seed_gives_the_same_evaluations_and_another_others() -> None:

@@ -6,11 +6,11 @@ memory, make its order anew when it is old or something came or went, and send w
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 from airs_site.simulation.engine import World
 from airs_site.simulation.work import Job
-from fulfillment.policy import ordering
+from fulfillment.policy import fairness, lines, ordering
 from fulfillment.policy.priority import PriorityClass
 
 ORDER_AGE_S: Final = 0.25
@@ -21,11 +21,21 @@ Send = Callable[[Job, PriorityClass | None], bool]
 """Sends a job's next batch; False where the job has none left."""
 
 
+class Costs(Protocol):
+    """Who has measured what batches take."""
+
+    def seconds_a_batch(self, rater: int) -> float:
+        """Return how long a batch of the rater takes."""
+
+    def cost_of(self, job: Job) -> float:
+        """Return how long a batch of the job takes, in times of its rater's mean."""
+
+
 @dataclass(slots=True, eq=False)
 class _Order:
     """A rater's order, since when it stands, and what left since."""
 
-    lines: ordering.Order = field(default_factory=dict)
+    by_class: lines.Order = field(default_factory=dict)
     made_s: float = 0.0
     is_stale: bool = True
     taken: dict[int, int] = field(default_factory=dict)
@@ -33,22 +43,29 @@ class _Order:
 
 
 class Ordered:
-    """Picks batches for free room; batches set apart are served as best effort or not at all."""
+    """Picks batches for free room; jobs given up are served as best effort.
+
+    Without costs no deadline presses and nobody is over its share.
+    """
 
     def __init__(
         self,
         world: World,
+        costs: Costs | None = None,
         *,
         shares: Mapping[PriorityClass, float] = ordering.DEFAULT_SHARES,
-        owner_turns: bool = True,
+        presses: bool = True,
+        fair: bool = True,
     ) -> None:
         self._world = world
+        self._costs = costs
         self._shares = shares
-        self._owner_turns = owner_turns
+        self._presses = presses
+        self._fair = fair
         self._age_s = ORDER_AGE_S * world.workload.scale
         self._orders = [_Order() for _ in world.raters]
-        self.best_effort: dict[int, float] = {}
-        """Batches of a job, by its place, that are served as best effort."""
+        self.given_up: set[int] = set()
+        """Places of jobs that are served as best effort."""
         self.resting: dict[int, int] = {}
         """Batches of a job that may not be sent now."""
 
@@ -67,16 +84,13 @@ class Ordered:
         order = self._orders[rater]
         is_fresh = self._line_up(rater, order)
         decision = ordering.fill(
-            {cls: line for cls, line in order.lines.items() if cls in classes},
-            # Without turns each dispatch goes to the smallest score, as the first of a pass does.
-            room=room if self._owner_turns else 1,
+            {cls: line for cls, line in order.by_class.items() if cls in classes},
+            room=room,
             memory=order.memory,
             taken=order.taken,
             shares=self._shares,
         )
         order.memory = decision.memory
-        if not self._owner_turns:
-            order.memory = replace(order.memory, turns=frozenset())
         for pick in decision.picks:
             self._send(rater, order, pick, send)
         if decision.picks:
@@ -90,45 +104,47 @@ class Ordered:
         if not order.is_stale and now - order.made_s < self._age_s:
             return False
         jobs = self._world.open[rater].values()
-        loads = [load for job in jobs if job.unsent for load in self._loads(job)]
-        order.lines = ordering.line_up(loads, self._world.instant())
+        instant = self._world.instant()
+        usage = fairness.aged(order.memory.usage, instant) if self._fair else fairness.Usage()
+        order.memory = replace(order.memory, usage=usage)
+        order.by_class = lines.line_up(
+            [self._load(job) for job in jobs if job.unsent],
+            instant,
+            usage=usage,
+            requests_per_s=self._requests_per_s(rater),
+        )
         order.made_s = now
         order.is_stale = False
         order.taken = {}
         return True
 
-    def _loads(self, job: Job) -> list[ordering.Load]:
+    def _requests_per_s(self, rater: int) -> float | None:
+        world = self._world
+        if self._costs is None or not self._presses:
+            return None
+        return world.pool.allocated(rater) * world.batch / self._costs.seconds_a_batch(rater)
+
+    def _load(self, job: Job) -> lines.Load:
         batches = -(-job.unsent // self._world.batch)
-        batches = max(0, batches - self.resting.get(job.place, 0))
-        rest = min(batches, round(self.best_effort.get(job.place, 0.0)))
-        load = ordering.Load(
+        is_given_up = job.place in self.given_up
+        return lines.Load(
             workflow_id=job.place,
             owner=job.evaluation.owner,
-            priority_class=job.priority_class,
-            ready_batches=batches - rest,
+            priority_class=PriorityClass.BEST_EFFORT if is_given_up else job.priority_class,
+            ready_batches=max(0, batches - self.resting.get(job.place, 0)),
             open_requests=job.open,
             submitted_at=job.submitted_at,
             deadline_at=job.deadline_at,
+            batch_size=self._world.batch,
+            cost=self._costs.cost_of(job) if self._costs else 1.0,
         )
-        if not rest:
-            return [load]
-        # One workflow in two classes: the rest goes under a number of its own.
-        apart = replace(
-            load,
-            workflow_id=~job.place,
-            priority_class=PriorityClass.BEST_EFFORT,
-            ready_batches=rest,
-        )
-        return [load, apart] if rest < batches else [apart]
 
     def _send(self, rater: int, order: _Order, pick: ordering.Pick, send: Send) -> None:
-        is_rest = pick.workflow_id < 0
-        place = ~pick.workflow_id if is_rest else pick.workflow_id
+        place = pick.workflow_id
         job = self._world.open[rater].get(place)
+        given_up = PriorityClass.BEST_EFFORT if place in self.given_up else None
         for _ in range(pick.batches):
-            if job is None or not send(job, PriorityClass.BEST_EFFORT if is_rest else None):
-                order.taken[pick.workflow_id] = _ALL
+            if job is None or not send(job, given_up):
+                order.taken[place] = _ALL
                 return
-            order.taken[pick.workflow_id] = order.taken.get(pick.workflow_id, 0) + 1
-            if is_rest:
-                self.best_effort[place] = max(0.0, self.best_effort.get(place, 0.0) - 1)
+            order.taken[place] = order.taken.get(place, 0) + 1

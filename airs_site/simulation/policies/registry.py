@@ -1,14 +1,19 @@
 """Policies by the names under which a simulation reports them."""
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
 
 from airs_site.simulation.engine import Policy
 from airs_site.simulation.errors import UnknownPolicy
-from airs_site.simulation.policies.airs import REFERENCE, Airs
+from airs_site.simulation.policies.airs import SERVICE, Airs, Setup
 from airs_site.simulation.policies.fifo import Fifo
 from airs_site.simulation.policies.isolated import Isolated
 from airs_site.simulation.policies.paper import TUNED_1, TUNED_2, Paper
+
+OWN: Final[Mapping[str, Setup]] = {"airs": SERVICE}
+"""The service's own policies: parts of them can be switched off."""
 
 POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "paper": Paper,
@@ -16,13 +21,17 @@ POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "paper-tuned-2": lambda: Paper(TUNED_2),
     "fifo": Fifo,
     "isolated": Isolated,
-    "d1": lambda: Airs(REFERENCE),
     "airs": Airs,
 }
 
 
-def make(name: str) -> Policy:
-    """Return a new policy; raises UnknownPolicy naming those there are."""
+def make(name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Policy:
+    """Return a new policy; raises UnknownPolicy naming those there are.
+
+    `changes` are those to the setup of one of our own; the others have none.
+    """
     if name not in POLICIES:
         raise UnknownPolicy(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
+    if changes and name in OWN:
+        return Airs(replace(OWN[name], **changes))
     return POLICIES[name]()

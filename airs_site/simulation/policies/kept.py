@@ -1,0 +1,131 @@
+"""Policy `airs` over batches that stay as intake cut them, with what production knows and no more.
+
+The decisions are the same pure functions. What they are told here is what the services tell them;
+`airs` itself is told more, or counts otherwise:
+
+- READY batches are counted one by one, however few ratings are left in them.
+- What a workflow still wants is what is open of it, less a whole batch for each that is out. So
+  what it waits for counts, too.
+- A newcomer is planned beside what the last minute saw of the others.
+- A rater is planned with the replicas that serve it or start, counted each minute, not with those
+  that others may yet give up.
+- All workflows of a rater are taken to cost the same.
+- A replica that may hold some batches keeps places for the highest class. What is served for its
+  class's share goes to the replica before the class that it went before.
+"""
+
+from dataclasses import replace
+
+from airs_site.simulation.engine import World
+from airs_site.simulation.kept import CutJob, KeptWorld
+from airs_site.simulation.policies.airs import Airs
+from airs_site.simulation.policies.deadlines import Deadlines
+from airs_site.simulation.policies.ordered import Ordered
+from airs_site.simulation.work import Job
+from fulfillment.policy import lines
+from fulfillment.policy.commitments import Demand
+from fulfillment.policy.priority import PriorityClass
+
+
+class KeptAirs(Airs):
+    """Order, commitments and rebalancing as the services carry them out."""
+
+    def begin(self, world: World) -> None:
+        """Start with nothing remembered."""
+        super().begin(world)
+        setup = self._setup
+        self._ordered = _Ordered(
+            world, self, shares=setup.shares, presses=setup.presses, fair=setup.fair
+        )
+        self._ordered.plan = self
+        self._rebalancer = _Deadlines(world, self, to_zero=setup.to_zero)
+        self._rebalancer.plan = self
+        self._seen: dict[int, tuple[float, int]] = {}
+        """Batches of a job that were wanted, and out, when it was forecast last."""
+        self._newcomer: Job | None = None
+        self.count()
+
+    def count(self) -> None:
+        """Count the replicas of raters."""
+        pool = self._world.pool
+        self.counted = [pool.allocated(rater) for rater in range(len(self._world.raters))]
+
+    def cost_of(self, job: Job) -> float:
+        """Return 1: what single workflows take is not looked at."""
+        return 1.0
+
+    def has_room(self, rater: int) -> None:
+        """Run a pass: fill the room of each class, as far as replicas have some for it."""
+        world = self._world
+        assert isinstance(world, KeptWorld)
+        left = {cls: world.room(rater, cls) for cls in self._ready(rater)}
+        if not any(left.values()):
+            return
+
+        def send(job: Job, given_up: PriorityClass | None) -> bool:
+            cls = job.priority_class if given_up is None else given_up
+            if not left[cls]:
+                return False
+            left[cls] -= 1
+            return self._send(job, given_up)
+
+        classes = [cls for cls, room in left.items() if room]
+        self._ordered.serve(rater, max(left.values()), send, classes)
+        world.claim(min(self._ready(rater), default=None))
+
+    def changed(self, job: Job) -> None:
+        """Order anew; forget a job that has ended."""
+        super().changed(job)
+        if job.has_ended:
+            self._seen.pop(job.place, None)
+
+    def _tick(self) -> None:
+        self.count()
+        super()._tick()
+
+    def _commit(self, rater: int, newcomer: Job | None) -> None:
+        self._newcomer = newcomer
+        super()._commit(rater, newcomer)
+
+    def _ready(self, rater: int) -> set[PriorityClass]:
+        """Return the classes in which something is READY."""
+        given_up = self._ordered.given_up
+        return {
+            PriorityClass.BEST_EFFORT if job.place in given_up else job.priority_class
+            for job in self._world.open[rater].values()
+            if job.unsent
+        }
+
+    def _demand(self, job: Job) -> Demand:
+        seen = self._seen.get(job.place)
+        if seen is None or self._newcomer is None:
+            wanted = max(0.0, job.open / self._world.batch - job.batches_out)
+            seen = self._seen[job.place] = (wanted, job.batches_out)
+        batches, out = seen
+        is_given_up = job.place in self._ordered.given_up
+        return replace(
+            super()._demand(job),
+            wanted=0.0 if is_given_up else batches,
+            cut=batches if is_given_up else 0.0,
+            in_flight=out,
+        )
+
+
+class _Ordered(Ordered):
+    plan: KeptAirs
+
+    def _requests_per_s(self, rater: int) -> float | None:
+        if not self._presses:
+            return None
+        return self.plan.counted[rater] * self._world.batch / self.plan.seconds_a_batch(rater)
+
+    def _load(self, job: Job) -> lines.Load:
+        assert isinstance(job, CutJob)
+        return replace(super()._load(job), ready_batches=len(job.ready))
+
+
+class _Deadlines(Deadlines):
+    plan: KeptAirs
+
+    def reachable(self, rater: int) -> float:
+        return self.plan.counted[rater]
