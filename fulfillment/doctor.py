@@ -15,7 +15,7 @@ from django.db import connection
 
 from fulfillment import backlog, leases, recovery
 from fulfillment.control import UPLOAD_SILENCE
-from fulfillment.model_directory import model_directory
+from fulfillment.model_directory import Prospect, model_directory
 from fulfillment.models import ExecutorBoot, Rater, RaterVersion, ServiceRun, Workflow
 
 STANDS_STILL = timedelta(seconds=30)
@@ -162,7 +162,8 @@ def raters(now: datetime) -> Iterator[Finding]:
             remedy="mend its model, then resume the rater in the admin",
         )
     plugins = _living_plugins(now)
-    served = {replica.model_id for replica in model_directory().replicas(now)}
+    directory = model_directory()
+    served = {replica.model_id for replica in directory.replicas(now)}
     for version, is_needed in _versions_in_use():
         level = Level.FAIL if is_needed else Level.WARN
         spec = version.spec
@@ -175,7 +176,10 @@ def raters(now: datetime) -> Iterator[Finding]:
                 remedy="install that version of the plug-in where executors run, or retire the"
                 " rater version",
             )
-        if spec["model_id"] not in served:
+        model = spec["model_id"], spec["model_version"]
+        # One that has none for want of work gets one when there is some.
+        is_coming = isinstance(directory, Prospect) and directory.reachable(*model, now) > 0
+        if spec["model_id"] not in served and not is_coming:
             well = False
             yield Finding(
                 check=f"rater {version}",

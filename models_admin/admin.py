@@ -23,6 +23,7 @@ from models_admin.models import (
     ModelKind,
     ModelServer,
     ModelVersion,
+    RebalanceDecision,
 )
 from models_admin.policy.reconcile import ServerState, summary
 
@@ -61,7 +62,7 @@ class PoolForm(_Form):
 
     class Meta:
         model = AcceleratorPool
-        fields = ("id", "kind", "devices", "agent", "notes")
+        fields = ("id", "kind", "devices", "agent", "rebalancing", "notes")
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
@@ -75,18 +76,27 @@ class AcceleratorPoolAdmin(_Admin):
     """Pools of devices."""
 
     form = PoolForm
-    list_display = ("id", "kind", "devices", "used", "agent", "notes")
+    list_display = ("id", "kind", "devices", "used", "agent", "rebalancing", "found", "notes")
+    list_select_related = ("outlook",)
     search_fields = ("id",)
-    list_filter = ("kind",)
+    list_filter = ("kind", "rebalancing")
 
     @admin.display(description="used by started models")
     def used(self, pool: AcceleratorPool) -> int:
         return services.devices_used(pool.pk)
 
+    @admin.display(description="what the rebalancer last found")
+    def found(self, pool: AcceleratorPool) -> str:
+        outlook = getattr(pool, "outlook", None)
+        return "" if outlook is None else f"{outlook.at:%Y-%m-%d %H:%M:%S} UTC: {outlook.reason}"
+
     def get_readonly_fields(
         self, request: HttpRequest, obj: AcceleratorPool | None = None
     ) -> tuple[str, ...]:
-        return ("id",) if obj else ()
+        return ("id", "found") if obj else ()
+
+    def get_fields(self, request: HttpRequest, obj: AcceleratorPool | None = None) -> Any:
+        return (*PoolForm.Meta.fields, *(("found",) if obj else ()))
 
     def save_model(
         self, request: HttpRequest, obj: AcceleratorPool, form: Any, change: bool
@@ -98,7 +108,7 @@ _FORM_FIELDS = (
     *("kind", "protocol", "model_name", "timeout_s", "sends_priority"),
     *("url", "max_concurrency", "version_label"),
     *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
-    *("replicas_min", "replicas_default", "replicas_max", "window"),
+    *("replicas_min", "replicas_default", "replicas_max", "window", "pinned"),
 )
 
 
@@ -163,6 +173,9 @@ class ModelConfigForm(_Form):
         """Return what was entered, as the services take it."""
         cleaned = self.cleaned_data
         entered = {name: cleaned[name] for name in _FORM_FIELDS if name in cleaned}
+        # Not pinned is not unpinned: that would end what a resize has left.
+        if "pinned" not in self.changed_data:
+            entered.pop("pinned", None)
         # Left empty they have defaults, which the services know.
         for name in ("model_name", "loader"):
             if not entered.get(name):
@@ -237,13 +250,13 @@ class ModelConfigAdmin(_Admin):
     list_select_related = ("pool",)
     search_fields = ("id", "model_name")
     show_full_result_count = False
-    actions = ("start", "stop", "restart", "accept_version")
+    actions = ("start", "stop", "restart", "unpin", "accept_version")
     inlines = (ReplicaInline,)
     _common = ("id", "kind", "protocol", "model_name", "timeout_s")
     _external = ("max_concurrency", "sends_priority", "version_label")
     _hosted = (
         *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
-        *("replicas_min", "replicas_default", "replicas_max", "window"),
+        *("replicas_min", "replicas_default", "replicas_max", "window", "pinned"),
     )
     _secrets = ("api_key_hint", "new_api_key", "drop_api_key", "headers_hint", "new_headers")
 
@@ -257,7 +270,8 @@ class ModelConfigAdmin(_Admin):
                 ("Hosted: its servers are run by AIRS", {"fields": self._hosted}),
             ]
         external = obj.kind == ModelKind.EXTERNAL
-        fields = ("url", *self._secrets, *self._external) if external else self._hosted
+        hosted = (*self._hosted, "pinned_until", "start_up_s")
+        fields = ("url", *self._secrets, *self._external) if external else hosted
         return [
             (None, {"fields": (*self._common, "version")}),
             (obj.get_kind_display(), {"fields": fields}),
@@ -272,7 +286,10 @@ class ModelConfigAdmin(_Admin):
     def get_readonly_fields(
         self, request: HttpRequest, obj: ModelConfig | None = None
     ) -> tuple[str, ...]:
-        return ("id", "kind", "version", "api_key_hint", "headers_hint") if obj else ()
+        if obj is None:
+            return ()
+        found = ("pinned_until", "start_up_s")
+        return ("id", "kind", "version", "api_key_hint", "headers_hint", *found)
 
     def get_actions(self, request: HttpRequest) -> Any:
         found = super().get_actions(request)
@@ -337,6 +354,10 @@ class ModelConfigAdmin(_Admin):
     def restart(self, request: HttpRequest, chosen: QuerySet[ModelConfig]) -> None:
         self._each(request, chosen, services.restart_model, "Restarted")
 
+    @admin.action(permissions=["operate"], description="Let the rebalancer move its replicas again")
+    def unpin(self, request: HttpRequest, chosen: QuerySet[ModelConfig]) -> None:
+        self._each(request, chosen, services.unpin_model, "Unpinned")
+
     @admin.action(
         permissions=["operate"], description="Accept the version that the external server reports"
     )
@@ -399,3 +420,22 @@ class ModelVersionAdmin(_ReadOnlyAdmin):
     list_display = ("model_id", "version", "checkpoint", "first_seen_at")
     search_fields = ("model__id", "version")
     ordering = ("model_id", "-first_seen_at")
+
+
+@admin.register(RebalanceDecision)
+class RebalanceDecisionAdmin(_ReadOnlyAdmin):
+    """What the rebalancer decided, and why."""
+
+    list_display = ("at", "pool_id", "mode", "outcome", "applied", "moved", "reason", "signal_age")
+    list_filter = ("pool_id", "mode", "outcome", "applied", "at")
+    search_fields = ("reason",)
+    ordering = ("-pk",)
+
+    @admin.display(description="moves")
+    def moved(self, decision: RebalanceDecision) -> str:
+        return ", ".join(f"{m['model']} {m['before']} → {m['after']}" for m in decision.moves)
+
+    @admin.display(description="signal")
+    def signal_age(self, decision: RebalanceDecision) -> str:
+        age_s = decision.signal_age_s
+        return "" if age_s is None else f"{age_s:.0f} s old"

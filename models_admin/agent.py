@@ -15,7 +15,8 @@ from uuid import UUID
 
 from django.db import Error, connection
 
-from models_admin import checkpoints
+from models_admin import checkpoints, utilisation
+from models_admin.devices import Devices
 from models_admin.errors import CheckpointRefused
 from models_admin.hosting import HostingBackend, Launch, LaunchFailed, Living, ReplicaName
 from models_admin.models import ModelConfig, ModelKind, ModelServer, ModelVersion
@@ -28,6 +29,7 @@ from models_admin.policy.reconcile import (
     Seen,
     ServerState,
     Step,
+    held_back,
     launch_failed,
     reconcile,
 )
@@ -57,6 +59,8 @@ class HostAgent:
         self._backend = backend
         self._checkpoint_root = checkpoint_root
         self._ended: dict[ReplicaName, str] = {}
+        self._utilisation = utilisation.Sampler(name)
+        self._devices = Devices()
         self._session: Any = None
 
     def lead(self) -> bool:
@@ -89,8 +93,10 @@ class HostAgent:
         self._ended.update(seen.ended)
         models = self._models()
         rows = self._rows()
+        self._devices.look(seen.living.keys(), models)
         for model_id in sorted({name.model_id for name in (*rows, *seen.living)} | models.keys()):
             self._reconcile(model_id, models.get(model_id), rows, seen.living, now)
+        self._utilisation.store_if_due(now)
 
     def stop(self, now: datetime | None) -> None:
         """End all servers; rows say so before they end, if the database can be reached."""
@@ -170,10 +176,20 @@ class HostAgent:
         """Take one step and put its outcome into the row; say whether the row is to be written."""
         before = {name: getattr(row, name) for name in _ROW_FIELDS}
         state_before = row.state
+        if step.act is Act.START and model is not None and (lack := self._devices.lack(model)):
+            step = held_back(step, _record(row), lack)
         row.boot_id = self._boot_id
         _remember(row, step.record, step.reason)
         if living is not None:
             _take_note(row, living, now)
+            if model is not None and row.pk is not None:
+                self._utilisation.note(
+                    row.key,
+                    model_id=model.id,
+                    pool_id=model.pool_id or "",
+                    busy_s=row.busy_seconds,
+                    now=now,
+                )
         elif row.state not in LIVE:
             row.pid, row.address, row.queue_rows = None, "", 0
         if step.act is Act.STOP:
@@ -202,14 +218,16 @@ class HostAgent:
         try:
             # Judged again: links under the root may have changed since it was registered.
             found = checkpoints.find(model.checkpoint, root=self._checkpoint_root)
+            name = ReplicaName(model.id, row.ordinal)
             self._backend.start(
                 Launch(
-                    name=ReplicaName(model.id, row.ordinal),
+                    name=name,
                     model_name=model.model_name,
                     checkpoint=found.argument,
                     options=model.serving,
                 )
             )
+            self._devices.take(name, model)
         except (LaunchFailed, CheckpointRefused) as failure:
             record, reason = launch_failed(_record(row), str(failure), now)
             _remember(row, record, reason)

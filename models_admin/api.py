@@ -5,12 +5,18 @@ and unknown fields, call one service and show what it returns; errors become pro
 the site.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 from django.db.models import Prefetch, QuerySet
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_field
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    OpenApiResponse,
+    extend_schema,
+    extend_schema_field,
+)
 from rest_framework import serializers
 from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.permissions import SAFE_METHODS, BasePermission
@@ -27,14 +33,19 @@ from models_admin.models import (
     ModelConfig,
     ModelKind,
     ModelServer,
+    Outcome,
     PoolKind,
+    PoolOutlook,
     Protocol,
+    RebalanceDecision,
+    Rebalancing,
 )
 from models_admin.policy.reconcile import LIVE, ServerState
 
 _READERS = frozenset({"viewer", "submitter", "operator", "admin"})
 _WRITERS = frozenset({"operator", "admin"})
 _MOST_ITEMS = 500
+_MOST_DECISIONS = 100
 _REPLICAS = ("min", "default", "max")
 
 
@@ -164,6 +175,11 @@ class ModelChanges(_Form):
     devices_per_replica = _Whole(required=False)
     replicas = ReplicaBounds(required=False)
     window = _Whole(required=False, help_text="Batches that a replica may hold")
+    pinned = _Switch(
+        required=False,
+        help_text="The rebalancer leaves its replicas as they are; false also ends the pin that a "
+        "resize leaves for an hour",
+    )
 
 
 class ModelForm(ModelChanges):
@@ -185,6 +201,11 @@ class PoolChanges(_Form):
     kind = _Choice(choices=PoolKind.choices, required=False)
     devices = _Whole(required=False, min_value=1, max_value=services.MAX_DEVICES)
     agent = _Text(required=False, max_length=64)
+    rebalancing = _Choice(
+        choices=Rebalancing.choices,
+        required=False,
+        help_text="Whether replicas move between its models; dry_run says only what would move",
+    )
     notes = _Text(required=False, allow_blank=True, max_length=10_000)
 
 
@@ -194,14 +215,60 @@ class PoolForm(PoolChanges):
     id = _Text(max_length=64)
 
 
+class OutlookShape(serializers.ModelSerializer[PoolOutlook]):
+    """What the rebalancer last found of a pool."""
+
+    needs = serializers.DictField(
+        child=serializers.FloatField(), help_text="Replicas that each model needs"
+    )
+
+    class Meta:
+        model = PoolOutlook
+        fields = ("at", "needs", "reason", "signal_age_s")
+
+
 class PoolShape(serializers.ModelSerializer[AcceleratorPool]):
     """A pool."""
 
     devices_used = serializers.IntegerField(help_text="By started models")
+    outlook = OutlookShape(allow_null=True)
 
     class Meta:
         model = AcceleratorPool
-        fields = ("id", "kind", "devices", "devices_used", "agent", "notes")
+        fields = (
+            *("id", "kind", "devices", "devices_used", "agent", "rebalancing", "outlook", "notes"),
+        )
+
+
+class MoveShape(serializers.Serializer[Any]):
+    """Another number of replicas for a model."""
+
+    model = serializers.CharField()
+    before = serializers.IntegerField()
+    after = serializers.IntegerField()
+
+
+class DecisionShape(serializers.ModelSerializer[RebalanceDecision]):
+    """A round of the rebalancer."""
+
+    outcome = serializers.ChoiceField(choices=Outcome.choices)
+    moves = MoveShape(many=True)
+    needs = serializers.DictField(child=serializers.FloatField(), help_text="Replicas by model")
+    targets = serializers.DictField(child=serializers.FloatField(), help_text="Replicas by model")
+
+    class Meta:
+        model = RebalanceDecision
+        fields = (
+            *("id", "at", "mode", "outcome", "applied", "moves", "needs", "targets", "reason"),
+            "signal_age_s",
+        )
+
+
+class DecisionList(serializers.Serializer[Any]):
+    """Decisions, the newest first."""
+
+    items = DecisionShape(many=True)
+    next = serializers.CharField(allow_null=True)
 
 
 class ServerShape(serializers.ModelSerializer[ModelServer]):
@@ -233,9 +300,10 @@ class ModelShape(serializers.Serializer[Any]):
     kind = serializers.ChoiceField(choices=ModelKind.choices)
     protocol = serializers.ChoiceField(choices=Protocol.choices)
     state = serializers.ChoiceField(
-        choices=["STOPPED", "STARTING", "READY", "DRAINING"],
+        choices=["STOPPED", "STARTING", "READY", "DRAINING", "IDLE"],
         allow_null=True,
-        help_text="Of a hosted model: READY when a replica serves",
+        help_text="Of a hosted model: READY when a replica serves, IDLE when it is started and has "
+        "none for want of work",
     )
     model_name = serializers.CharField()
     version = serializers.CharField()
@@ -254,6 +322,13 @@ class ModelShape(serializers.Serializer[Any]):
     replicas = WantedReplicas()
     window = serializers.IntegerField()
     started = serializers.BooleanField()
+    pinned = serializers.BooleanField(help_text="The rebalancer leaves it alone")
+    pinned_until = serializers.DateTimeField(
+        allow_null=True, help_text="The same until then, as it was resized"
+    )
+    start_up_s = serializers.FloatField(
+        allow_null=True, help_text="From start to ready, as its replicas last took"
+    )
     servers = ServerShape(many=True)
     created_at = serializers.DateTimeField()
     updated_at = serializers.DateTimeField()
@@ -293,7 +368,7 @@ class AddressList(serializers.Serializer[Any]):
 _SAME = (
     *("id", "kind", "protocol", "model_name", "version_label", "timeout_s", "sends_priority"),
     *("url", "max_concurrency", "loader", "checkpoint", "serving", "devices_per_replica"),
-    *("window", "started"),
+    *("window", "started", "pinned", "pinned_until", "start_up_s"),
 )
 
 
@@ -324,7 +399,11 @@ def _state(model: ModelConfig, servers: list[ModelServer]) -> str | None:
     states = {ServerState(server.state) for server in servers}
     if not model.started:
         return "DRAINING" if states & LIVE else "STOPPED"
-    return "READY" if ServerState.READY in states else "STARTING"
+    if ServerState.READY in states:
+        return "READY"
+    if model.target_replicas:
+        return "STARTING"
+    return "DRAINING" if states & LIVE else "IDLE"
 
 
 # Views
@@ -490,7 +569,8 @@ class PoolsView(_View):
     @extend_schema(operation_id="list_pools", responses=_answers(PoolList, 200))
     def get(self, request: Request) -> Response:
         """List pools by id."""
-        found, following = _page(request, AcceleratorPool.objects.order_by("pk"))
+        pools = AcceleratorPool.objects.select_related("outlook").order_by("pk")
+        found, following = _page(request, pools)
         return Response({"items": [_pool(pool) for pool in found], "next": following})
 
     @extend_schema(
@@ -527,6 +607,27 @@ class PoolView(_View):
         """Change a pool; it keeps the devices that started models use."""
         pool = services.change_pool(pool_id, _given(PoolChanges, request), actor=_actor(request))
         return Response(_pool(pool))
+
+
+class PoolDecisionsView(_View):
+    """What the rebalancer decided for a pool."""
+
+    @extend_schema(
+        operation_id="list_pool_decisions",
+        parameters=[OpenApiParameter("cursor", str, description="`next` of the page before")],
+        responses=_answers(DecisionList, 200, 404),
+    )
+    def get(self, request: Request, pool_id: str) -> Response:
+        """List decisions, the newest first; rounds without news are kept each ten minutes."""
+        pool = services.find_pool(pool_id)
+        found = RebalanceDecision.objects.filter(pool_id=pool.pk).order_by("-pk")
+        cursor = request.query_params.get("cursor", "")
+        if re.fullmatch(r"[0-9]{1,18}", cursor):
+            found = found.filter(pk__lt=int(cursor))
+        rows = list(found[: _MOST_DECISIONS + 1])
+        items = rows[:_MOST_DECISIONS]
+        following = str(items[-1].pk) if len(rows) > _MOST_DECISIONS else None
+        return Response({"items": DecisionShape(items, many=True).data, "next": following})
 
 
 def _models() -> QuerySet[ModelConfig]:

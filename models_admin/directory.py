@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
-from models_admin import secrets, versions
+from models_admin import prospects, secrets, versions
 from models_admin.models import ModelConfig, ModelKind, ModelServer, ModelVersion
 from models_admin.policy.reconcile import ServerState
 
 HEARTBEAT_LIMIT = timedelta(seconds=15)
 """A replica that has not answered its agent for longer is not sent to."""
+COMING = (ServerState.STARTING, ServerState.WARMING)
+START_LIMIT = timedelta(minutes=15)
+"""A replica that has been starting for longer is not reckoned with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +133,17 @@ class ModelDirectory:
                 for model in external.order_by("id")
             ),
         ]
+
+    def reachable(self, model_id: str, version: str, now: datetime) -> float:
+        """Return the replicas of a hosted model that serve a version, or will within minutes.
+
+        Where its pool is rebalanced, it could have all that the others do not need.
+        """
+        serving = Q(state=ServerState.READY, heartbeat_at__gte=now - HEARTBEAT_LIMIT)
+        coming = Q(state__in=COMING, started_at__gte=now - START_LIMIT)
+        found = ModelServer.objects.filter(model_id=model_id, version__in=["", version])
+        own = found.filter(serving | coming).count()
+        return max(float(own), prospects.could_have(model_id, version, now))
 
     def endpoint(self, replica_key: str) -> EndpointData | None:
         """Return how to call a replica; None when this run of it has ended."""

@@ -4,6 +4,8 @@ Configuration is written by services (for admin and API), `ModelServer` rows by 
 only, `ModelVersion` by whoever sees a version first.
 """
 
+from datetime import datetime
+
 from django.db import models
 from django.db.models import F, Q
 
@@ -21,6 +23,14 @@ class PoolKind(models.TextChoices):
     TPU = "tpu"
 
 
+class Rebalancing(models.TextChoices):
+    """What the rebalancer does with a pool."""
+
+    OFF = "off"
+    DRY_RUN = "dry_run", "dry run: it says what it would move"
+    ON = "on"
+
+
 class AcceleratorPool(models.Model):
     """Devices that replicas of hosted models share; a CPU pool's devices are a number of shares."""
 
@@ -32,12 +42,21 @@ class AcceleratorPool(models.Model):
         default="local",
         help_text="Name of the host agent (`host_models --agent`) that runs servers of this pool",
     )
+    rebalancing = models.CharField(
+        max_length=8,
+        choices=Rebalancing.choices,
+        default=Rebalancing.OFF,
+        help_text="Whether replicas move between its models, to where the work is",
+    )
     notes = models.TextField(blank=True, default="")
 
     class Meta:
         constraints = [
             models.CheckConstraint(condition=Q(devices__gte=1), name="pool_devices"),
             models.CheckConstraint(condition=Q(kind__in=PoolKind.values), name="pool_kind"),
+            models.CheckConstraint(
+                condition=Q(rebalancing__in=Rebalancing.values), name="pool_rebalancing"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -125,6 +144,16 @@ class ModelConfig(models.Model):
         default=16, help_text="Batches that a replica may hold, computing and queued"
     )
 
+    pinned = models.BooleanField(
+        default=False, help_text="The rebalancer leaves its replicas as they are"
+    )
+    pinned_until = models.DateTimeField(
+        null=True, editable=False, help_text="The same for a while, as somebody resized it"
+    )
+    start_up_s = models.FloatField(
+        null=True, editable=False, help_text="From start to ready, as its replicas last took"
+    )
+
     # Desired state
     started = models.BooleanField(default=False, editable=False)
     wanted_replicas = models.PositiveSmallIntegerField(default=1, editable=False)
@@ -175,6 +204,10 @@ class ModelConfig(models.Model):
     def target_replicas(self) -> int:
         """How many replicas should live now."""
         return self.wanted_replicas if self.started else 0
+
+    def is_pinned(self, now: datetime) -> bool:
+        """Whether the rebalancer leaves its replicas as they are."""
+        return self.pinned or (self.pinned_until is not None and now < self.pinned_until)
 
     @property
     def agent(self) -> str:
@@ -295,3 +328,86 @@ class ModelServer(models.Model):
     def key(self) -> str:
         """Name of this run of the replica: a message for an earlier run finds nobody."""
         return f"ms-{self.pk}-{self.starts}"
+
+
+class UtilizationSample(models.Model):
+    """How busy the replicas of a model were since the sample before, as their servers said.
+
+    Written by the host agent. No foreign keys: what was measured outlives model and pool.
+    """
+
+    at = models.DateTimeField()
+    agent = models.CharField(max_length=ID_LENGTH)
+    model_id = models.CharField(max_length=ID_LENGTH)
+    pool_id = models.CharField(max_length=ID_LENGTH, blank=True, default="")
+    replicas = models.PositiveIntegerField(help_text="That lived meanwhile, ended ones included")
+    busy_s = models.FloatField(help_text="Seconds in which they computed, of all together")
+    replica_s = models.FloatField(help_text="Seconds that they lived, of all together")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["at", "model_id", "agent", "pool_id"], name="utilization_sample_once"
+            ),
+            models.CheckConstraint(
+                condition=Q(busy_s__gte=0, replica_s__gte=0), name="utilization_sample_seconds"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_id} at {self.at}"
+
+
+class Outcome(models.TextChoices):
+    """What a round of the rebalancer came to."""
+
+    MOVES = "moves"
+    STEADY = "steady", "nothing is worth a move"
+    NO_SIGNAL = "no_signal", "nobody says what there is to do"
+    STALE_SIGNAL = "stale_signal", "what is said is too old"
+    WRONG_SIGNAL = "wrong_signal", "what is said cannot be"
+
+
+class PoolOutlook(models.Model):
+    """What the rebalancer last found of a pool; written each round."""
+
+    pool = models.OneToOneField(
+        AcceleratorPool, primary_key=True, on_delete=models.CASCADE, related_name="outlook"
+    )
+    at = models.DateTimeField()
+    needs = models.JSONField(help_text="Replicas that each model needs; empty while unknown")
+    reason = models.TextField()
+    signal_age_s = models.FloatField(null=True)
+
+    def __str__(self) -> str:
+        return f"outlook of {self.pool_id}"
+
+
+class RebalanceDecision(models.Model):
+    """A round of the rebalancer, kept as history; rounds that bring no news are left out.
+
+    No foreign keys: what was decided outlives model and pool.
+    """
+
+    pool_id = models.CharField(max_length=ID_LENGTH)
+    at = models.DateTimeField(db_index=True)
+    mode = models.CharField(max_length=8, choices=Rebalancing.choices)
+    outcome = models.CharField(max_length=16, choices=Outcome.choices)
+    applied = models.BooleanField(help_text="Whether the moves were made")
+    moves = models.JSONField(help_text="[{model, before, after}], in replicas")
+    needs = models.JSONField(help_text="Replicas by model")
+    targets = models.JSONField(help_text="Replicas by model")
+    reason = models.TextField()
+    signal_age_s = models.FloatField(null=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["pool_id", "id"], name="decision_of_pool")]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(applied=False) | Q(mode=Rebalancing.ON, outcome=Outcome.MOVES),
+                name="decision_applied",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pool_id} at {self.at}"

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ from models_admin.models import (
     ModelVersion,
     PoolKind,
     Protocol,
+    Rebalancing,
 )
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ MAX_REPLICAS: Final = 64
 MAX_DEVICES: Final = 100_000
 MAX_HEADERS: Final = 16
 MAX_SECRET_CHARACTERS: Final = 8_192
+PINNED_FOR: Final = timedelta(hours=1)
+"""The rebalancer leaves a model alone for so long after somebody resized it."""
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "timeout_s": (0.1, 3_600),
     "max_concurrency": (1, 10_000),
@@ -81,12 +84,13 @@ class ModelFields(TypedDict, total=False):
     replicas_default: int
     replicas_max: int
     window: int
+    pinned: bool
 
 
 SECRETS: Final = frozenset({"api_key", "headers"})
 IMMUTABLE: Final = frozenset({"kind"})
 _ONLY_EXTERNAL: Final = ("url", "api_key", "headers", "version", "version_label")
-_ONLY_HOSTED: Final = ("pool", "loader", "checkpoint", "serving")
+_ONLY_HOSTED: Final = ("pool", "loader", "checkpoint", "serving", "pinned")
 _SERVED: Final = ("url", "model_name", "checkpoint", "version_label")
 """A change of these may mean that another version is served."""
 
@@ -131,6 +135,10 @@ def pool_problems(pool: AcceleratorPool) -> list[Problem]:
             problems.append(_bad_id(field))
     if pool.kind not in PoolKind.values:
         problems.append(Problem(field="kind", code="bad_choice", detail=_one_of(PoolKind.values)))
+    if pool.rebalancing not in Rebalancing.values:
+        problems.append(
+            Problem(field="rebalancing", code="bad_choice", detail=_one_of(Rebalancing.values))
+        )
     used = devices_used(pool.pk)
     if not 1 <= pool.devices <= MAX_DEVICES:
         problems.append(_out_of_range("devices", 1, MAX_DEVICES))
@@ -262,6 +270,7 @@ def update_model(
     `version` is the one that counts from now on; "" asks its server. One that cannot tell keeps the
     version it has, and pauses its raters should it turn out to serve another. Under a new label the
     next version that is known is the first one; a former label stands for what it did.
+    `pinned` false also ends the pin that a resize left.
     """
     model = find_model(model_id)
     if "kind" in fields and fields["kind"] != model.kind:
@@ -278,6 +287,8 @@ def update_model(
         current = _lock(model_id)
         label = current.version_label
         _assign(current, fields)
+        if fields.get("pinned") is False:
+            current.pinned_until = None
         current.wanted_replicas = min(
             max(current.wanted_replicas, current.replicas_min), current.replicas_max
         )
@@ -296,12 +307,15 @@ def update_model(
 
 
 def start_model(model_id: str, *, now: datetime, actor: str = "") -> ModelConfig:
-    """Want the model's replicas; starting a started model changes nothing."""
+    """Want the model's replicas; starting a started model changes nothing.
+
+    In a pool that is rebalanced it begins with what is free, and gets more when it has work.
+    """
     with transaction.atomic():
         model = _lock_hosted(model_id)
         if not model.started:
             replicas = model.wanted_replicas or max(model.replicas_default, 1)
-            _check_room(model, started=True, replicas=replicas)
+            replicas = _check_room(model, started=True, replicas=replicas, or_fewer=True)
             model.started, model.wanted_replicas, model.updated_at = True, replicas, now
             model.save(update_fields=["started", "wanted_replicas", "updated_at"])
     _audit("model_started", model_id, actor)
@@ -331,16 +345,22 @@ def restart_model(model_id: str, *, now: datetime, actor: str = "") -> ModelConf
 
 
 def resize_model(model_id: str, replicas: int, *, now: datetime, actor: str = "") -> ModelConfig:
-    """Want another number of replicas, now or when the model is started."""
+    """Want another number of replicas, now or when the model is started; pins it for an hour."""
     with transaction.atomic():
         model = _lock_hosted(model_id)
         if not model.replicas_min <= replicas <= model.replicas_max:
             refuse([_out_of_range("replicas", model.replicas_min, model.replicas_max)])
         _check_room(model, started=model.started, replicas=replicas)
         model.wanted_replicas, model.updated_at = replicas, now
-        model.save(update_fields=["wanted_replicas", "updated_at"])
+        model.pinned_until = now + PINNED_FOR
+        model.save(update_fields=["wanted_replicas", "pinned_until", "updated_at"])
     _audit("model_resized", model_id, actor)
     return find_model(model_id)
+
+
+def unpin_model(model_id: str, *, now: datetime, actor: str = "") -> ModelConfig:
+    """Let the rebalancer have a model again, whoever pinned it for however long."""
+    return update_model(model_id, now=now, actor=actor, pinned=False)
 
 
 def accept_version(model_id: str, *, now: datetime, actor: str = "") -> ModelConfig:
@@ -563,6 +583,8 @@ def _is_same(existing: ModelConfig, asked: ModelConfig, fields: ModelFields) -> 
         "started",
         "wanted_replicas",
         "restart_generation",
+        "pinned_until",
+        "start_up_s",
         "created_at",
         "updated_at",
     }
@@ -603,13 +625,21 @@ def _lock_hosted(model_id: str) -> ModelConfig:
     return model
 
 
-def _check_room(model: ModelConfig, *, started: bool, replicas: int) -> None:
-    """Refuse more replicas than the pool has devices for; holds the pool's row until the end."""
+def _check_room(model: ModelConfig, *, started: bool, replicas: int, or_fewer: bool = False) -> int:
+    """Refuse more replicas than the pool has devices for; holds the pool's row until the end.
+
+    Returns the replicas there is room for: fewer, down to the model's minimum, if that will do and
+    the pool is rebalanced.
+    """
     if not started or model.pool_id is None:
-        return
+        return replicas
     pool = AcceleratorPool.objects.select_for_update().get(pk=model.pool_id)
+    if or_fewer and pool.rebalancing == Rebalancing.ON:
+        free = pool.devices - devices_used(pool.pk, without=model.pk)
+        replicas = min(replicas, max(free // model.devices_per_replica, model.replicas_min))
     if detail := _lack_of_room(model, pool, replicas):
         raise Conflict(detail, code="pool_full")
+    return replicas
 
 
 def _lack_of_room(model: ModelConfig, pool: AcceleratorPool, replicas: int) -> str | None:

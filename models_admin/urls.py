@@ -14,4 +14,5 @@ urlpatterns = [
     path("models/<slug:model_id>/address", api.ModelAddressView.as_view()),
     path("pools", api.PoolsView.as_view()),
     path("pools/<slug:pool_id>", api.PoolView.as_view()),
+    path("pools/<slug:pool_id>/decisions", api.PoolDecisionsView.as_view()),
 ]

@@ -23,8 +23,8 @@ LONG: Final = timedelta(hours=1)
 """Half-life of what an owner was served while others waited."""
 OWNER_SHARE: Final = 0.2
 """Of what was served in that time; times the owner's weight."""
-LEAST_SEEN: Final = timedelta(minutes=10)
-"""Less than a rater does in so long counts as so much: it takes two minutes to be over."""
+LEAST_SEEN: Final = timedelta(minutes=1)
+"""Less than a rater does in so long counts as so much: it takes twelve seconds to be over."""
 MOMENT: Final = timedelta(seconds=1)
 SHORTEST: Final = timedelta(seconds=60)
 """A last deadline that is nearer, or past, counts as this far."""

@@ -144,6 +144,14 @@ def reconcile(desired: Desired, replicas: Iterable[Replica], now: datetime) -> t
     )
 
 
+def held_back(step: Step, before: Record, why: str) -> Step:
+    """Return what to do instead of a start that there are no devices for yet."""
+    record = dataclasses.replace(
+        before, state=ServerState.STOPPED, ready_at=None, draining_at=None, next_start_at=None
+    )
+    return dataclasses.replace(step, act=Act.WAIT, record=record, reason=why)
+
+
 def launch_failed(record: Record, detail: str, now: datetime) -> tuple[Record, str]:
     """Return what to remember, and why, of a replica that could not even be launched."""
     failures = record.failures + 1

@@ -20,14 +20,24 @@ from uuid import uuid4
 import pytest
 from django.conf import settings as site
 from django.db import connection
+from pytest_django import Settings
 
-from models_admin import services
+from models_admin import rebalancer, services
 from models_admin.agent import HostAgent
 from models_admin.clock import database_now
 from models_admin.directory import HEARTBEAT_LIMIT, directory
 from models_admin.hosting import Launch, LaunchFailed, LocalBackend, ReplicaName
-from models_admin.models import AcceleratorPool, ModelConfig, ModelServer, ModelVersion
+from models_admin.models import (
+    AcceleratorPool,
+    ModelConfig,
+    ModelServer,
+    ModelVersion,
+    Rebalancing,
+    UtilizationSample,
+)
 from models_admin.policy.reconcile import ServerState
+from tests import demand_source
+from tests.demand_source import SOURCE, Due, Work
 
 NORMAL, DIES_AT_ONCE, NEVER_READY, DEAF, BUSY = range(5)
 
@@ -147,15 +157,15 @@ def servers() -> list[ModelServer]:
     return list(ModelServer.objects.order_by("model_id", "ordinal"))
 
 
-def register(mode: int = NORMAL, **fields: Any) -> ModelConfig:
+def register(mode: int = NORMAL, *, name: str = "mini", **fields: Any) -> ModelConfig:
     services.register_model(
-        "mini",
+        name,
         now=datetime.now(UTC),
         kind="hosted",
         checkpoint=f"tiny:{mode}",
         **{"replicas_max": 4, **fields},
     )
-    return services.start_model("mini", now=datetime.now(UTC))
+    return services.start_model(name, now=datetime.now(UTC))
 
 
 def lives(pid: int | None) -> bool:
@@ -198,6 +208,19 @@ class TestAgent:
         model.refresh_from_db()
         assert model.version == "stub-0", "what a replica reports counts"
         assert ModelVersion.objects.filter(version="stub-0").exists()
+
+    def test_how_busy_replicas_are_is_sampled(self, host: Host) -> None:
+        register(replicas_default=2)
+        host.until_state(ServerState.READY, ServerState.READY)
+
+        host.clock.jump(seconds=30)
+        host.step()
+
+        sample = UtilizationSample.objects.get()
+        assert (sample.model_id, sample.pool_id, sample.agent) == ("mini", "", "local")
+        # Each says that it was busy for 1.5 s.
+        assert (sample.replicas, sample.busy_s) == (2, 3.0)
+        assert 60 <= sample.replica_s < 100
 
     def test_a_killed_server_comes_back_after_a_pause_as_another_run(self, host: Host) -> None:
         register()
@@ -427,6 +450,83 @@ def test_a_full_log_is_emptied_and_kept_once(host: Host) -> None:
 
     assert log.stat().st_size == 0
     assert log.with_suffix(".log.1").stat().st_size == 11 * 1024 * 1024
+
+
+@pytest.mark.django_db
+class TestDevices:
+    """What lives never holds more devices than its pool has, whatever is wanted."""
+
+    def states(self, host: Host) -> dict[str, list[str]]:
+        """Take a step; return the states of replicas by model."""
+        host.step()
+        assert sum(lives(row.pid) for row in servers()) <= 2
+        found: dict[str, list[str]] = {}
+        for row in servers():
+            found.setdefault(row.model_id, []).append(row.state)
+        return found
+
+    def test_a_moved_replica_starts_when_the_one_it_follows_is_gone(
+        self, host: Host, settings: Settings
+    ) -> None:
+        settings.AIRS_DEMAND = demand_source.NAME
+        services.register_pool(
+            AcceleratorPool(id="box", devices=2, rebalancing=Rebalancing.ON), actor="test"
+        )
+        register(BUSY, name="donor", pool="box", replicas_default=2)
+        first, second = host.until_state(ServerState.READY, ServerState.READY)
+        register(name="receiver", pool="box")
+        now = host.clock.now()
+        work = Due(deadline_at=now + timedelta(hours=1), work_s=6_000)
+        SOURCE.works = [Work(model_id="receiver", dues=[work]), Work(model_id="donor", other_s=1)]
+        try:
+            rebalancer.run_once(now)
+        finally:
+            SOURCE.reset()
+
+        assert self.states(host) == {"donor": ["READY", "DRAINING"], "receiver": ["STOPPED"]}
+        assert "waits for 1 of the 2 devices of pool box: others hold 2" in servers()[2].reason
+        host.clock.jump(seconds=29)
+        assert self.states(host)["receiver"] == ["STOPPED"]
+        host.clock.jump(seconds=2)
+        wait_for(lambda: self.states(host)["receiver"] == ["READY"])
+
+        assert [lives(row.pid) for row in (first, second)] == [True, False]
+        assert [row.state for row in servers()] == ["READY", "STOPPED", "READY"]
+
+    def test_a_pool_that_is_full_is_restarted_all_the_same(self, host: Host) -> None:
+        services.register_pool(AcceleratorPool(id="box", devices=2))
+        register(pool="box", replicas_default=2)
+        before = host.until_state(ServerState.READY, ServerState.READY)
+
+        services.restart_model("mini", now=host.clock.now())
+        deadline = time.monotonic() + 20
+        while {row.pid for row in servers()} & {row.pid for row in before}:
+            assert time.monotonic() < deadline
+            self.states(host)
+            host.clock.jump(seconds=1)
+
+        host.until_state(ServerState.READY, ServerState.READY)
+
+    def test_no_more_start_in_one_pass_than_there_are_devices_for(self, host: Host) -> None:
+        services.register_pool(AcceleratorPool(id="box", devices=2))
+        register(pool="box")
+        ModelConfig.objects.update(wanted_replicas=4)
+
+        host.until_state(
+            ServerState.READY, ServerState.READY, ServerState.STOPPED, ServerState.STOPPED
+        )
+
+    def test_one_that_was_killed_gives_its_device_back(self, host: Host) -> None:
+        services.register_pool(AcceleratorPool(id="box", devices=1))
+        register(pool="box")
+        (row,) = host.until_state(ServerState.READY)
+        assert row.pid is not None
+
+        os.kill(row.pid, signal.SIGKILL)
+        host.until_state(ServerState.BACKOFF)
+        host.clock.jump(seconds=1)
+
+        host.until_state(ServerState.READY)
 
 
 # The command, as a process of its own

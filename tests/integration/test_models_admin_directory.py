@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fulfillment.model_directory import ModelDirectory, model_directory
 from models_admin import services
-from models_admin.directory import HEARTBEAT_LIMIT, directory
+from models_admin.directory import HEARTBEAT_LIMIT, START_LIMIT, directory
 from models_admin.errors import Conflict
 from models_admin.models import ModelConfig, ModelServer, ModelVersion
 from models_admin.policy.reconcile import ServerState
@@ -248,3 +248,19 @@ def test_a_changed_checkpoint_is_another_version() -> None:
     assert described is not None
     assert described.version != before
     assert ModelVersion.objects.filter(model=model).count() == 2
+
+
+def test_what_starts_is_reckoned_with_for_a_while() -> None:
+    model = hosted()
+    stale = NOW - HEARTBEAT_LIMIT - timedelta(seconds=1)
+    server(model, 0, heartbeat_at=NOW)
+    server(model, 1, heartbeat_at=stale)
+    server(model, 2, state=ServerState.DRAINING)
+    server(model, 3, state=ServerState.WARMING, ready_at=None, version="", started_at=NOW)
+    server(model, 4, state=ServerState.STARTING, ready_at=None, started_at=NOW - START_LIMIT)
+    long_ago = NOW - START_LIMIT - timedelta(seconds=1)
+    server(model, 5, state=ServerState.STARTING, ready_at=None, started_at=long_ago)
+    server(hosted("other"), heartbeat_at=NOW)
+
+    assert directory.reachable("mini", "v1", NOW) == 3
+    assert directory.reachable("mini", "v2", NOW) == 1

@@ -1,0 +1,128 @@
+"""What models have to do, as model management asks for it (named by the setting AIRS_DEMAND).
+
+Committed work with its deadlines, and what was cut, come from the forecasts. Open workflows without
+one (nothing of their rater was measured yet, or no replica of their model can be reached) count as
+uncommitted: they need somebody, or a model that was left without a replica would never get one.
+All is as old as the last run of the service that forecasts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db import connection
+from django.db.backends.utils import CursorWrapper
+
+from fulfillment import commitments, promises
+from fulfillment.models import ServiceRun
+from fulfillment.policy.lifecycle import DISPATCHED
+
+UNKNOWN_S = 1.0
+"""Replica-seconds that stand for the work of a workflow of which nobody knows how long it takes."""
+
+_SENT = [int(state) for state in DISPATCHED]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """Committed work of a workflow, in replica-seconds."""
+
+    deadline_at: datetime
+    work_s: float
+
+
+@dataclass(kw_only=True, slots=True)
+class VersionDemand:
+    """What one version of a model has to do."""
+
+    model_id: str
+    version: str
+    dues: list[Due] = field(default_factory=list)
+    other_s: float = 0.0
+    """Replica-seconds that are not committed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What all models have to do."""
+
+    measured_at: datetime | None
+    """When forecasts were last renewed; None if never."""
+    versions: Sequence[VersionDemand]
+
+
+def demand(now: datetime) -> Demand:
+    """Return what models have to do, of workflows that are sent."""
+    measured_at = (
+        ServiceRun.objects.filter(pk=commitments.SERVICE).values_list("ran_at", flat=True).first()
+    )
+    versions: dict[str, VersionDemand] = {}
+    with connection.cursor() as cursor:
+        for served_by, deadline_at, batch_s, unsent, in_flight, cut in _forecast(cursor, now):
+            cut = min(cut, unsent)
+            found = _of(versions, served_by)
+            # Of what is in flight, half is done on average.
+            work_s = (unsent - cut + in_flight / 2) * batch_s
+            found.dues.append(Due(deadline_at=deadline_at, work_s=work_s))
+            found.other_s += cut * batch_s
+        for served_by, other_s in _not_forecast(cursor, now):
+            _of(versions, served_by).other_s += other_s
+    return Demand(measured_at=measured_at, versions=list(versions.values()))
+
+
+def _of(versions: dict[str, VersionDemand], served_by: str) -> VersionDemand:
+    # The name of a model holds no tab, that of a version may.
+    model_id, _, version = served_by.partition("\t")
+    return versions.setdefault(served_by, VersionDemand(model_id=model_id, version=version))
+
+
+def _forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
+    cursor.execute(
+        """
+        SELECT f.served_by, w.deadline_at, f.seconds_a_batch, f.unsent_batches,
+               f.in_flight_batches, f.cut_batches
+        FROM fulfillment_workflowforecast f
+        -- By key alone: the index of what is unfinished would be walked once for each.
+        CROSS JOIN LATERAL (
+            SELECT * FROM fulfillment_workflow WHERE id = f.workflow_id OFFSET 0) AS w
+        JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
+        WHERE f.settled_at IS NULL AND f.made_at > %s
+          AND w.finished_at IS NULL AND w.state = ANY(%s) AND w.deadline_at > %s
+        """,
+        [now - promises.BELIEVED, _SENT, now],
+    )
+    found: list[Sequence[Any]] = cursor.fetchall()
+    return found
+
+
+def _not_forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
+    """Return the open work without a forecast, by what serves it."""
+    cursor.execute(
+        """
+        SELECT v.spec->>'model_id' || E'\\t' || (v.spec->>'model_version'),
+               sum(greatest(o.requests * coalesce(c.seconds_a_request, 0), %s))
+        FROM fulfillment_workflow w
+        JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
+        JOIN fulfillment_raterversion v ON v.id = w.rater_version_id
+        LEFT JOIN fulfillment_ratercost c ON c.rater_id = w.rater_id
+        LEFT JOIN fulfillment_workflowforecast f
+               ON f.workflow_id = w.id AND f.settled_at IS NULL AND f.made_at > %s
+        CROSS JOIN LATERAL (
+            SELECT sum(p.received - p.completed - p.failed - p.timed_out - p.cancelled) AS requests
+            FROM (
+                SELECT received, completed, failed, timed_out, cancelled
+                FROM fulfillment_workflowstats WHERE workflow_id = w.id
+                UNION ALL
+                SELECT received, completed, failed, timed_out, cancelled
+                FROM fulfillment_statsdelta WHERE workflow_id = w.id
+            ) AS p
+        ) AS o
+        WHERE w.finished_at IS NULL AND w.state = ANY(%s) AND w.deadline_at > %s
+          AND f.workflow_id IS NULL AND o.requests > 0
+        GROUP BY 1
+        """,
+        [UNKNOWN_S, now - promises.BELIEVED, _SENT, now],
+    )
+    found: list[Sequence[Any]] = cursor.fetchall()
+    return found
