@@ -17,6 +17,7 @@ from tests.benchmarks import (
     eta,
     inside,
     large,
+    live,
     real_model,
     report,
     running,
@@ -42,6 +43,7 @@ NAMES = (
     "exports",
     "queue_look",
     "eta",
+    "live",
     "large",
 )
 BY_NAME_ONLY = frozenset({"large"})
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(
             f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
         )
-    left_out = BY_NAME_ONLY | ({"model_server"} if chosen.quick else set())
+    left_out = BY_NAME_ONLY | ({"model_server", "live"} if chosen.quick else set())
     names = set(chosen.names) or set(NAMES) - left_out
     began_at = time.monotonic()
     figures: list[Figure] = []
@@ -107,8 +109,10 @@ def _say(line: str) -> None:
 
 
 def _figures(names: set[str], *, quick: bool) -> Iterator[Figure]:
-    if names - set(INSIDE):
+    if names - set(INSIDE) - {"live"}:
         yield from _run(names, QUICK if quick else FULL)
+    if "live" in names:
+        yield from live.live(quick=quick)
     for name in INSIDE:
         if name in names:
             yield from inside.run(name, quick=quick)

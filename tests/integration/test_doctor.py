@@ -507,6 +507,18 @@ def test_a_rater_whose_model_has_no_replica_is_found(
     assert the_one(doctor.raters(now)) == ("model stub-model has no live replica", level)
 
 
+def test_a_model_that_has_no_replica_for_want_of_work_is_well(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = database_now()
+    builders.workflow(builders.version())
+    boot(now)
+    fleet.live = []
+    monkeypatch.setattr(Fleet, "reachable", lambda *asked: 0.5, raising=False)
+
+    assert told(doctor.raters(now)) == []
+
+
 # The examination and the command
 
 

@@ -11,7 +11,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from models_admin import services
-from models_admin.models import AcceleratorPool, ModelConfig, ModelServer
+from models_admin.models import (
+    AcceleratorPool,
+    ModelConfig,
+    ModelServer,
+    PoolOutlook,
+    RebalanceDecision,
+)
 from models_admin.policy.reconcile import ServerState
 
 pytestmark = pytest.mark.django_db
@@ -215,7 +221,14 @@ def test_a_started_model_is_not_deleted(browser: Client) -> None:
 
 def test_a_pool_in_use_cannot_shrink_below_it(browser: Client) -> None:
     address = "/admin/models_admin/acceleratorpool/"
-    form = {"id": "box", "kind": "cpu", "devices": "2", "agent": "local", "notes": ""}
+    form = {
+        "id": "box",
+        "kind": "cpu",
+        "devices": "2",
+        "agent": "local",
+        "rebalancing": "off",
+        "notes": "",
+    }
     assert browser.post(f"{address}add/", form).status_code == 302
     services.register_model(
         "mini", now=NOW, kind="hosted", checkpoint="tiny:0", pool="box", devices_per_replica=2
@@ -272,3 +285,65 @@ def test_the_list_costs_the_same_for_many_models(browser: Client) -> None:
         page(browser, LIST)
 
     assert len(queries) <= 10
+
+
+def test_a_pool_is_rebalanced_from_its_page_which_says_what_was_found(browser: Client) -> None:
+    pool = AcceleratorPool.objects.create(id="box", devices=2)
+    PoolOutlook.objects.create(pool=pool, at=NOW, needs={}, reason="one and a half are needed")
+    path = "/admin/models_admin/acceleratorpool/"
+
+    form = {"kind": "cpu", "devices": "2", "agent": "local", "rebalancing": "on", "notes": ""}
+    assert browser.post(f"{path}box/change/", form).status_code == 302
+
+    pool.refresh_from_db()
+    assert pool.rebalancing == "on"
+    for shown in (page(browser, path), page(browser, f"{path}box/change/")):
+        assert "2026-01-01 00:00:00 UTC: one and a half are needed" in shown
+
+
+def test_saving_a_model_leaves_the_pin_of_a_resize_and_the_action_ends_it(
+    browser: Client,
+) -> None:
+    services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
+    services.resize_model("mini", 1, now=NOW)
+    form = HOSTED | {"servers-TOTAL_FORMS": "0", "servers-INITIAL_FORMS": "0"}
+
+    browser.post(change_page("mini"), form | {"window": "9"})
+    kept = ModelConfig.objects.get()
+    assert (kept.window, kept.pinned_until) == (9, NOW + services.PINNED_FOR)
+
+    browser.post(change_page("mini"), form | {"pinned": "on"})
+    assert ModelConfig.objects.get().pinned
+
+    assert "Unpinned mini." in act(browser, "unpin", "mini")
+    free = ModelConfig.objects.get()
+    assert (free.pinned, free.pinned_until) == (False, None)
+
+
+def test_decisions_are_listed_with_filters_and_only_read(browser: Client) -> None:
+    for pool_id, applied in (("box", True), ("other", False)):
+        RebalanceDecision.objects.create(
+            pool_id=pool_id,
+            at=NOW,
+            mode="on",
+            outcome="moves",
+            applied=applied,
+            moves=[{"model": SCRIPT, "before": 1, "after": 3}],
+            needs={},
+            targets={},
+            reason=f"because of {pool_id}",
+            signal_age_s=31.4,
+        )
+    path = "/admin/models_admin/rebalancedecision/"
+
+    shown = page(browser, f"{path}?pool_id=box")
+
+    assert "because of box" in shown
+    assert "because of other" not in shown
+    assert "1 → 3" in shown
+    assert "31 s old" in shown
+    assert SCRIPT not in shown
+    assert browser.get(f"{path}add/").status_code == 403
+    one = RebalanceDecision.objects.first()
+    assert one is not None
+    assert 'name="_save"' not in page(browser, f"{path}{one.pk}/change/")

@@ -12,11 +12,14 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
 
 from fulfillment import tokens
-from models_admin import services
-from models_admin.models import ModelConfig, ModelServer, ModelVersion
+from models_admin import rebalancer, services
+from models_admin.models import ModelConfig, ModelServer, ModelVersion, RebalanceDecision
 from models_admin.policy.reconcile import ServerState
+from tests import demand_source
+from tests.demand_source import SOURCE
 
 pytestmark = pytest.mark.django_db
 
@@ -102,7 +105,7 @@ def test_a_pool_is_registered_once_and_shown(api: Call) -> None:
     assert (status, problem["code"]) == (409, "pool_exists")
     assert api("GET", "pools/box") == (
         200,
-        pool | {"agent": "local", "devices_used": 0},
+        pool | {"agent": "local", "devices_used": 0, "rebalancing": "off", "outlook": None},
     )
     assert [item["id"] for item in api("GET", "pools")[1]["items"]] == ["box"]
     assert api("GET", "pools/other")[0] == 404
@@ -115,6 +118,7 @@ def test_a_pool_is_registered_once_and_shown(api: Call) -> None:
         ({"devices": True}, ("devices", "bad_type")),
         ({"devices": "2"}, ("devices", "bad_type")),
         ({"kind": "abacus"}, ("kind", "bad_choice")),
+        ({"rebalancing": "sometimes"}, ("rebalancing", "bad_choice")),
         ({"id": "a b"}, ("id", "bad_id")),
         ({"colour": "red"}, ("colour", "unknown_field")),
     ],
@@ -134,6 +138,88 @@ def test_a_pool_changes_and_keeps_what_started_models_use(api: Call) -> None:
     assert api("PATCH", "pools/box", {"devices": 5, "notes": "new"})[1]["devices"] == 5
     assert places(api("PATCH", "pools/box", {"id": "x"})) == [("id", "unknown_field")]
     assert api("PATCH", "pools/none", {"devices": 5})[0] == 404
+
+
+def test_a_pool_is_rebalanced_when_an_operator_says_so(api: Call, settings: Settings) -> None:
+    settings.AIRS_DEMAND = demand_source.NAME
+    SOURCE.reset()
+    api("POST", "pools", {"id": "box", "devices": 2})
+    api("POST", "models", HOSTED | {"pool": "box"})
+    api("POST", "models/mini/start")
+
+    assert api("PATCH", "pools/box", {"rebalancing": "dry_run"})[1]["rebalancing"] == "dry_run"
+    rebalancer.run_once(NOW)
+
+    outlook = api("GET", "pools/box")[1]["outlook"]
+    assert (outlook["at"], outlook["needs"]) == ("2026-01-01T00:00:00Z", {"mini": 0.0})
+    assert outlook["reason"].endswith("nothing is worth a move")
+    assert api("GET", "pools")[1]["items"][0]["outlook"] == outlook
+    status, found = api("GET", "pools/box/decisions")
+    assert (status, found["next"]) == (200, None)
+    (decision,) = found["items"]
+    assert decision | {"id": 0} == {
+        "id": 0,
+        "at": "2026-01-01T00:00:00Z",
+        "mode": "dry_run",
+        "outcome": "steady",
+        "applied": False,
+        "moves": [],
+        "needs": {"mini": 0.0},
+        "targets": decision["targets"],
+        "reason": outlook["reason"],
+        "signal_age_s": 30.0,
+    }
+
+
+def test_decisions_come_by_pages_the_newest_first(api: Call) -> None:
+    api("POST", "pools", {"id": "box"})
+    RebalanceDecision.objects.bulk_create(
+        RebalanceDecision(
+            pool_id=pool_id,
+            at=NOW,
+            mode="on",
+            outcome="steady",
+            applied=False,
+            moves=[],
+            needs={},
+            targets={},
+            reason=f"{number}",
+        )
+        for number in range(201)
+        for pool_id in ("box", "other")
+    )
+
+    pages = [api("GET", "pools/box/decisions")[1]]
+    while pages[-1]["next"]:
+        pages.append(api("GET", f"pools/box/decisions?cursor={pages[-1]['next']}")[1])
+
+    assert [len(page["items"]) for page in pages] == [100, 100, 1]
+    reasons = [item["reason"] for page in pages for item in page["items"]]
+    assert reasons == [str(number) for number in reversed(range(201))]
+    assert len(api("GET", "pools/box/decisions?cursor=rubbish")[1]["items"]) == 100
+    assert api("GET", "pools/none/decisions")[0] == 404
+
+
+def test_a_resize_pins_for_an_hour_and_an_operator_may_pin_and_unpin(api: Call) -> None:
+    api("POST", "models", HOSTED)
+    fresh = api("GET", "models/mini")[1]
+    resized = api("POST", "models/mini/resize", {"replicas": 0})[1]
+    pinned = api("PATCH", "models/mini", {"pinned": True})[1]
+    unpinned = api("PATCH", "models/mini", {"pinned": False})[1]
+
+    assert (fresh["pinned"], fresh["pinned_until"], fresh["start_up_s"]) == (False, None, None)
+    assert (resized["pinned"], resized["pinned_until"] > resized["updated_at"]) == (False, True)
+    assert (pinned["pinned"], pinned["pinned_until"]) == (True, resized["pinned_until"])
+    assert (unpinned["pinned"], unpinned["pinned_until"]) == (False, None)
+    assert places(api("POST", "models", EXTERNAL | {"pinned": True})) == [("pinned", "not_allowed")]
+
+
+def test_a_model_that_lacks_work_is_idle_not_starting(api: Call) -> None:
+    api("POST", "models", HOSTED)
+    api("POST", "models/mini/start")
+    assert api("GET", "models/mini")[1]["state"] == "STARTING"
+
+    assert api("POST", "models/mini/resize", {"replicas": 0})[1]["state"] == "IDLE"
 
 
 # Registering models

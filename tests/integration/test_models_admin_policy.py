@@ -22,6 +22,7 @@ from models_admin.policy.reconcile import (
     ServerState,
     Step,
     backoff,
+    held_back,
     launch_failed,
     reconcile,
     summary,
@@ -104,6 +105,20 @@ def test_a_server_in_back_off_starts_when_its_time_has_come_and_not_before() -> 
 
     assert early.act is Act.WAIT
     assert (due.act, due.record.failures) == (Act.START, 3)
+
+
+def test_a_start_that_is_held_back_is_one_that_was_not_tried() -> None:
+    record = Record(
+        state=ServerState.BACKOFF, failures=3, started_at=ago(seconds=9), next_start_at=NOW
+    )
+    start = only(ONE, Replica(ordinal=0, record=record))
+
+    held = held_back(start, record, "no device is free")
+    later = only(ONE, Replica(ordinal=0, record=held.record), NOW + timedelta(seconds=9))
+
+    assert (held.act, held.reason) == (Act.WAIT, "no device is free")
+    assert held.record == dataclasses.replace(record, state=ServerState.STOPPED, next_start_at=None)
+    assert (later.act, later.record.failures) == (Act.START, 3)
 
 
 def test_a_restart_ends_back_off_at_once() -> None:

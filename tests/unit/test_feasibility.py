@@ -209,10 +209,10 @@ def test_nothing_is_named_where_nothing_helps() -> None:
 
 
 def test_beside_very_many_the_safe_side_may_decide() -> None:
-    found = renewed([demand(60, number=1, cls=LOW)])
+    found = renewed([demand(40, number=1, cls=LOW)])
 
     help_ = remedies(found, demand(50), ONE, NOW, rows=100, longest_s=LONGEST_S, promised=fits)
 
-    fit = 100 * NEW_MARGIN - 60
+    fit = 100 * NEW_MARGIN - 40
     assert help_.rows == pytest.approx(2 * fit, abs=1)
     assert help_.priority is None
