@@ -201,7 +201,7 @@ def drawn(seed: int) -> Scenario:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 5, 50, 63, 111, 157, 171, 235])
 def test_small_scenarios_are_the_same(seed: int) -> None:
     scenario = drawn(seed)
 

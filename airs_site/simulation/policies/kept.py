@@ -6,7 +6,8 @@ The decisions are the same pure functions. What they are told here is what the s
 - READY batches are counted one by one, however few ratings are left in them.
 - What a workflow still wants is what is open of it, less a whole batch for each that is out. So
   what it waits for counts, too.
-- A newcomer is planned beside what the last minute saw of the others.
+- A newcomer is planned beside what the last minute saw of the others. Where a rater has no replica
+  nothing is planned, nor taken back.
 - A rater is planned with the replicas that serve it or start, counted each minute, not with those
   that others may yet give up.
 - All workflows of a rater are taken to cost the same.
@@ -84,8 +85,9 @@ class KeptAirs(Airs):
         super()._tick()
 
     def _commit(self, rater: int, newcomer: Job | None) -> None:
-        self._newcomer = newcomer
-        super()._commit(rater, newcomer)
+        if self.counted[rater]:
+            self._newcomer = newcomer
+            super()._commit(rater, newcomer)
 
     def _ready(self, rater: int) -> set[PriorityClass]:
         """Return the classes in which something is READY."""
@@ -97,11 +99,10 @@ class KeptAirs(Airs):
         }
 
     def _demand(self, job: Job) -> Demand:
-        seen = self._seen.get(job.place)
-        if seen is None or self._newcomer is None:
+        if self._newcomer is None or self._newcomer is job:
             wanted = max(0.0, job.open / self._world.batch - job.batches_out)
-            seen = self._seen[job.place] = (wanted, job.batches_out)
-        batches, out = seen
+            self._seen[job.place] = (wanted, job.batches_out)
+        batches, out = self._seen.get(job.place, (0.0, 0))
         is_given_up = job.place in self._ordered.given_up
         return replace(
             super()._demand(job),
