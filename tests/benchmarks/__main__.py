@@ -42,13 +42,14 @@ NAMES = (
     "archive",
     "exports",
     "queue_look",
+    "dispatch_cost",
     "eta",
     "live",
     "large",
 )
 BY_NAME_ONLY = frozenset({"large"})
 """Half an hour, and 25 GB of disk."""
-INSIDE = ("checker", "backlog", "archive", "exports", "queue_look")
+INSIDE = ("checker", "backlog", "archive", "exports", "queue_look", "dispatch_cost")
 """Services alone, without a stack."""
 WITHOUT_EVENTS = ("flower", "host-agent")
 

@@ -6,24 +6,26 @@ from datetime import timedelta
 from django.db import connection
 
 from fulfillment.clock import database_now
-from fulfillment.models import Rater, RaterVersion, Workflow
+from fulfillment.models import Mode, Rater, RaterVersion, Workflow
 from fulfillment.policy.lifecycle import FINISHED, BatchState, WorkflowState
 
 ITEMS = 12
 
 
-def version(rater: str = "bench") -> RaterVersion:
-    """Store a rater with one version, of a plug-in and a model named `bench`."""
+def version(
+    rater: str = "bench", *, model_id: str = "bench", mode: str = Mode.ISOLATED
+) -> RaterVersion:
+    """Store a rater with one version, of a plug-in named `bench`."""
     now = database_now()
     made = Rater.objects.create(
-        id=rater, autorater="bench", model_id="bench", mode="isolated", created_at=now
+        id=rater, autorater="bench", model_id=model_id, mode=mode, created_at=now
     )
     return RaterVersion.objects.create(
         rater=made,
         number=1,
         digest=uuid.uuid4(),
         spec={
-            "model_id": "bench",
+            "model_id": model_id,
             "model_version": "",
             "autorater": "bench",
             "plugin_version": "1",

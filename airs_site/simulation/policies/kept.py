@@ -8,13 +8,14 @@ The decisions are the same pure functions. What they are told here is what the s
   what it waits for counts, too.
 - A newcomer is planned beside what the last minute saw of the others. Where a rater has no replica
   nothing is planned, nor taken back.
-- A rater is planned with the replicas that serve it or start, counted each minute, not with those
-  that others may yet give up.
+- The replicas that a rater could have are counted each minute. Its pace in the order of service is
+  reckoned with them, too, not with those that it has.
 - All workflows of a rater are taken to cost the same.
 - A replica that may hold some batches keeps places for the highest class. What is served for its
   class's share goes to the replica before the class that it went before.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from airs_site.simulation.engine import World
@@ -35,21 +36,17 @@ class KeptAirs(Airs):
         """Start with nothing remembered."""
         super().begin(world)
         setup = self._setup
+        self._replicas = _Deadlines(world, self, to_zero=setup.to_zero)
+        self._replicas.moves = setup.rebalances
+        self._replicas.count()
+        self._rebalancer = self._replicas
         self._ordered = _Ordered(
             world, self, shares=setup.shares, presses=setup.presses, fair=setup.fair
         )
-        self._ordered.plan = self
-        self._rebalancer = _Deadlines(world, self, to_zero=setup.to_zero)
-        self._rebalancer.plan = self
+        self._ordered.replicas = self._replicas
         self._seen: dict[int, tuple[float, int]] = {}
         """Batches of a job that were wanted, and out, when it was forecast last."""
         self._newcomer: Job | None = None
-        self.count()
-
-    def count(self) -> None:
-        """Count the replicas of raters."""
-        pool = self._world.pool
-        self.counted = [pool.allocated(rater) for rater in range(len(self._world.raters))]
 
     def cost_of(self, job: Job) -> float:
         """Return 1: what single workflows take is not looked at."""
@@ -81,11 +78,11 @@ class KeptAirs(Airs):
             self._seen.pop(job.place, None)
 
     def _tick(self) -> None:
-        self.count()
+        self._replicas.count()
         super()._tick()
 
     def _commit(self, rater: int, newcomer: Job | None) -> None:
-        if self.counted[rater]:
+        if self._replicas.reachable(rater):
             self._newcomer = newcomer
             super()._commit(rater, newcomer)
 
@@ -113,12 +110,13 @@ class KeptAirs(Airs):
 
 
 class _Ordered(Ordered):
-    plan: KeptAirs
+    replicas: "_Deadlines"
 
     def _requests_per_s(self, rater: int) -> float | None:
-        if not self._presses:
+        if self._costs is None or not self._presses:
             return None
-        return self.plan.counted[rater] * self._world.batch / self.plan.seconds_a_batch(rater)
+        batches_s = self.replicas.reachable(rater) / self._costs.seconds_a_batch(rater)
+        return batches_s * self._world.batch
 
     def _load(self, job: Job) -> lines.Load:
         assert isinstance(job, CutJob)
@@ -126,7 +124,14 @@ class _Ordered(Ordered):
 
 
 class _Deadlines(Deadlines):
-    plan: KeptAirs
+    moves = True
+    """Whether replicas do move: else a rater can have what it has."""
+    counted: Sequence[float] = ()
+
+    def count(self) -> None:
+        """Count the replicas that each rater could have."""
+        count = super().reachable if self.moves and self.needs else self._world.pool.allocated
+        self.counted = [count(rater) for rater in range(len(self._world.raters))]
 
     def reachable(self, rater: int) -> float:
-        return self.plan.counted[rater]
+        return self.counted[rater]
