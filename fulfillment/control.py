@@ -69,6 +69,7 @@ def pause(*, workflow_id: int, actor: str = "") -> Workflow:
         if _move(workflow, Act.PAUSE):
             workflow.save(update_fields=["state"])
             _audit("paused", workflow, actor)
+    bell.ring()
     return _shown(workflow_id)
 
 
@@ -200,6 +201,8 @@ def _end(workflow_id: int, act: Act, reason: EndingReason, actor: str) -> Workfl
         if _target(workflow, act) is not WorkflowState(workflow.state):
             ending.begin_locked(workflow, reason, database_now())
             _audit(reason.value, workflow, actor)
+    # Its room is for others now, also where the dispatcher believes what it read before.
+    bell.ring()
     ending.sweep(workflow_id, most_items=DONE_IN_CALL)
     completion.check(workflow_id)
     return _shown(workflow_id)

@@ -5,7 +5,7 @@ theirs is made another for a run of the simulator alone.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from random import Random
 from types import ModuleType
@@ -21,7 +21,10 @@ from fulfillment.policy import commitments, fairness, lines, ordering, pressure,
 from fulfillment.policy.ordering import DEFAULT_SHARES
 from fulfillment.policy.priority import PriorityClass
 from tests import builders
-from tests.parity import Event, Scenario, Work, served, simulated
+from tests.builders import DIRECTORY
+from tests.parity.scenario import Event, Scenario, Work
+from tests.parity.services import served
+from tests.parity.simulator import simulated
 
 HIGH, MIDDLE, LOW, BEST = PriorityClass
 
@@ -85,9 +88,11 @@ DAY = Scenario(
 
 
 @pytest.fixture(autouse=True)
-def _stage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def _stage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     builders.use_plugins(settings)
     monkeypatch.setattr(ordered, "ORDER_AGE_S", 0.0)
+    yield
+    DIRECTORY.live = []
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from airs_site.simulation.cuts import CutJob, State
 from airs_site.simulation.engine import Loss, Options, Policy
 from airs_site.simulation.generator import generate
-from airs_site.simulation.kept import CutJob, KeptWorld, State
+from airs_site.simulation.kept import KeptWorld
 from airs_site.simulation.policies.fifo import Fifo
 from airs_site.simulation.policies.kept import KeptAirs
 from airs_site.simulation.policies.polling import Polling

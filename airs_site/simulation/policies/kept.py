@@ -18,8 +18,9 @@ The decisions are the same pure functions. What they are told here is what the s
 from collections.abc import Sequence
 from dataclasses import replace
 
+from airs_site.simulation.cuts import CutJob
 from airs_site.simulation.engine import World
-from airs_site.simulation.kept import CutJob, KeptWorld
+from airs_site.simulation.kept import KeptWorld
 from airs_site.simulation.policies.airs import Airs
 from airs_site.simulation.policies.deadlines import Deadlines
 from airs_site.simulation.policies.ordered import Ordered

@@ -1,20 +1,4 @@
-"""One scenario through the simulator and through the services, each told as a list of events.
-
-`simulated` runs policy `airs` over batches that stay as intake cut them. `served` runs intake's
-rows, dispatcher, take-over, finish, completion checker and forecasts on the real database, in
-virtual time: every service is given the instant, and model servers are played by a heap of events.
-Both sides plan the events of one instant in the same order.
-
-What is inherently another on the two sides is held fixed here:
-
-- What a rater's work takes. The services learn it from samples of the queue, the simulator from
-  each batch: here it is, and stays, twelve seconds a batch. What single workflows take is learned.
-- How old an order may be. While few workflows wait, the dispatcher makes it in each pass; so does
-  the simulator here, which else believes one for a quarter of a second.
-- Replicas stay where they are: who moves them is model management.
-- Executors and servers take what is sent at once, and the checker runs when there is something for
-  it: its five seconds, and the way of a message, are not virtual.
-"""
+"""A scenario through the services, in virtual time."""
 
 import heapq
 from collections import Counter
@@ -23,19 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db import connection
 
-from airs_site.simulation.engine import Loss, Options, World
-from airs_site.simulation.kept import SCORES, CutBatch, KeptWorld
-from airs_site.simulation.policies.airs import Setup
-from airs_site.simulation.policies.kept import KeptAirs
-from airs_site.simulation.trace import Workload, expand
-from airs_site.simulation.work import Batch as Sent
-from airs_site.simulation.work import Job
-from airs_site.simulation.workload import Evaluation
+from airs_site.simulation.kept import SCORES
 from fulfillment import archive, commitments, completion, dispatch, folding, leases
 from fulfillment.clock import database_now
 from fulfillment.leases import Finish, Taken
@@ -53,195 +30,16 @@ from fulfillment.policy.priority import PriorityClass, least_score, priority_cla
 from fulfillment.scores import Scored
 from tests import builders, rating_queue
 from tests.builders import DIRECTORY, Model
+from tests.parity.scenario import BATCH, BATCH_S, RATERS, Event, Scenario, in_order
 from tests.rating_queue import SCORE, Replica, boot, key, progress, sent_items
-from tests.simulation import small
 
-BATCH = 12
-BATCH_S = 12.0
-"""Of a full one; one of n takes 3 + 0.75 n, times the cost of its workflow."""
-RATERS = ("big", "tiny", "third")
 AHEAD = timedelta(days=1)
 """By which virtual time is later than the clock, so that no deadline has passed by that."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """A workflow, and the ratings it asks for: runs of numbers, (first, how many)."""
-
-    at_s: float
-    owner: str
-    ratings: Sequence[tuple[int, int]]
-    rater: int = 0
-    priority_class: PriorityClass = PriorityClass.HIGH
-    deadline_s: float = 7200.3
-    """After `at_s`."""
-    cost: float = 1.0
-
-    @property
-    def numbers(self) -> list[int]:
-        """The numbers of its ratings."""
-        return [n for first, many in self.ratings for n in range(first, first + many)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scenario:
-    """What happens to whom."""
-
-    works: Sequence[Work]
-    """In the order of their time."""
-    replicas: Sequence[int] = (3, 1)
-    """By rater."""
-    window: int = 2
-    late_s: float | None = None
-    """When the first replica comes, where it is not there from the start."""
-    commits: bool = True
-    stored: Sequence[tuple[int, int]] = ()
-    """Ratings that the archive has from the start."""
-    bad: frozenset[int] = frozenset()
-    """Ratings that fail for good, whoever asks for them."""
-
-
-class Event(NamedTuple):
-    """Something that happened; `work` is the place of the workflow in the scenario."""
-
-    at_s: float
-    rater: int
-    what: str
-    work: int
-    detail: tuple[Any, ...] = ()
-
-
-def simulated(scenario: Scenario) -> list[Event]:
-    """Return what happens in the simulator."""
-    workload = _workload(scenario)
-    watched = _Watched(scenario)
-    losses = []
-    if scenario.late_s is not None:
-        losses = [Loss(at_s=-1.0, until_s=scenario.late_s, share=1 / sum(scenario.replicas))]
-    options = Options(window=scenario.window, losses=losses, start_up_s=0.0)
-    world = KeptWorld(workload, watched, options)
-    world.run(lambda share: None)
-    return watched.told()
 
 
 def served(scenario: Scenario) -> list[Event]:
     """Return what the services do; needs plug-ins and the directory of `builders.use_plugins`."""
     return _Service(scenario).run()
-
-
-def _in_order(events: Sequence[Event]) -> list[Event]:
-    """Return the events by time; at one instant raters do not depend on each other."""
-    return sorted(events, key=lambda event: (event.at_s, event.rater, event.what, event.work))
-
-
-def _workload(scenario: Scenario) -> Workload:
-    evaluations = [
-        _evaluation(number, work.ratings, work) for number, work in enumerate(scenario.works)
-    ]
-    if scenario.stored:
-        before = Work(at_s=-1.0, owner="", ratings=())
-        evaluations.append(_evaluation(len(evaluations), scenario.stored, before))
-    return expand(small.params(scenario.replicas), evaluations, scale=1)
-
-
-def _evaluation(number: int, ratings: Sequence[tuple[int, int]], work: Work) -> Evaluation:
-    return small.evaluation(
-        number,
-        1,
-        at_s=work.at_s,
-        rater=RATERS[work.rater],
-        owner=work.owner,
-        deadline_s=work.deadline_s,
-        mode="listed",
-        ids=tuple(ratings),
-        cost=work.cost,
-    )
-
-
-class _Watched(KeptAirs):
-    """Policy `airs` without rebalancing; tells what it sees."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        super().__init__(Setup(rebalances=False, commits=scenario.commits))
-        self._scenario = scenario
-        self._events: list[Event] = []
-        self._batches: list[CutBatch] = []
-        self._known: set[int] = set()
-        """Places of jobs that were given up when that was looked at last."""
-
-    def begin(self, world: World) -> None:
-        super().begin(world)
-        numbers = [n for work in self._scenario.works for n in work.numbers]
-        self._numbers = dict(zip(world.workload.ids.tolist(), numbers, strict=False))
-
-    def submitted(self, job: Job) -> None:
-        job.priority_class = self._scenario.works[job.place].priority_class
-        job.failing = frozenset(r for r in self._ids(job) if self._numbers[r] in self._scenario.bad)
-        super().submitted(job)
-        self._note_given_up()
-
-    def finished(self, batch: Sent) -> None:
-        assert isinstance(batch, CutBatch)
-        super().finished(batch)
-        self._batch_s[batch.job.rater] = BATCH_S
-        self._batches.append(batch)
-        self._note("finish", batch.job, *self._ratings(batch))
-
-    def changed(self, job: Job) -> None:
-        super().changed(job)
-        if job.has_ended:
-            self._known.discard(job.place)
-            self._note("complete", job)
-
-    def told(self) -> list[Event]:
-        """Return all that happened."""
-        for job in self._world.jobs:
-            ended = (job.hits, job.computed, job.free, job.failed, job.late)
-            self._events.append(Event(job.submitted_s, job.rater, "submit", job.place, (job.hits,)))
-            self._events.append(Event(job.deadline_s, job.rater, "outcome", job.place, ended))
-            if job.hits == job.requests:
-                self._events.append(Event(job.submitted_s, job.rater, "complete", job.place))
-        numbers: Counter[int] = Counter()
-        for batch in sorted(self._batches, key=lambda batch: batch.number):
-            job = batch.job
-            self._events.append(
-                Event(
-                    batch.sent_s,
-                    job.rater,
-                    "dispatch",
-                    job.place,
-                    (
-                        numbers[job.rater],
-                        batch.score,
-                        batch.replica,
-                        *self._ratings(batch),
-                    ),
-                )
-            )
-            numbers[job.rater] += 1
-        return _in_order(self._events)
-
-    def _tick(self) -> None:
-        super()._tick()
-        self._note_given_up()
-
-    def _note(self, what: str, job: Job, *detail: Any) -> None:
-        self._events.append(Event(self._world.now, job.rater, what, job.place, detail))
-
-    def _note_given_up(self) -> None:
-        jobs = [job for jobs in self._world.open for job in jobs.values() if job.unsent]
-        given_up = {job.place for job in jobs} & self._ordered.given_up
-        for job in jobs:
-            if (job.place in given_up) != (job.place in self._known):
-                self._note("given up" if job.place in given_up else "committed", job)
-        self._known = given_up
-
-    def _ids(self, job: Job) -> list[int]:
-        ids: list[int] = self._world.workload.requests(job.place).tolist()
-        return ids
-
-    def _ratings(self, batch: Sent) -> tuple[int, ...]:
-        return tuple(sorted(self._numbers[rating] for rating in batch.ids))
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -304,14 +102,13 @@ class _Service:
             self._plan(work.at_s, partial(self._submit, place))
         if self._scenario.late_s is not None:
             self._plan(self._scenario.late_s, self._come)
-        if self._scenario.commits:
-            self._plan(60.0, self._tick)
+        self._plan(60.0, self._tick)
         while len(self._places) < len(self._scenario.works) or self._open:
             self._now_s, _, act = heapq.heappop(self._coming)
             act()
         for place, workflow in self._workflows.items():
             self._note_outcome(place, workflow)
-        return _in_order(self._events)
+        return in_order(self._events)
 
     @property
     def _now(self) -> datetime:
@@ -373,11 +170,10 @@ class _Service:
             self._dispatch()
             return
         self._plan(self._now_s + work.deadline_s, partial(self._expire, workflow.pk))
-        if self._scenario.commits:
-            commitments.admit(
-                workflow, pending=len(missing), accepted=len(names), eta=None, now=self._now
-            )
-            self._note_given_up()
+        commitments.admit(
+            workflow, pending=len(missing), accepted=len(names), eta=None, now=self._now
+        )
+        self._note_given_up()
         self._dispatch()
 
     def _missing(self, names: Sequence[str]) -> list[str]:
@@ -410,6 +206,7 @@ class _Service:
         """Let executors take over what was sent; it reaches the servers all at once."""
         sent, self._sent = self._sent, {}
         held = [(batch_id, fence) for batch_id, (fence, _) in sent.items()]
+        # In the order in which the claim names replicas.
         arrived = sorted(rating_queue.take(held, by=self._executor), key=_class_of)
         for taken in arrived:
             server = self._servers[int(taken.replica)]
