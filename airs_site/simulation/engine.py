@@ -8,7 +8,7 @@ that is told what happens and sends batches through the `World` it is given.
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Final, Protocol
@@ -150,6 +150,11 @@ class World:
         """Plan an act; acts that are planned keep no run going, only open jobs do."""
         self._planned += 1
         heapq.heappush(self._events, (at_s, self._planned, act))
+
+    def look_once(self) -> None:
+        """Compute all that was missing at submit, without what production sees at the claim."""
+        layers = self._archive.layers
+        self._archive.layers = replace(layers, second_look=False, single_flight=False)
 
     def send(self, job: Job, priority_class: PriorityClass | None = None) -> bool:
         """Send the job's next batch to a replica, which must have room; False if none was left."""

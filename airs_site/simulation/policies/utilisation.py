@@ -1,12 +1,14 @@
 """The paper's rebalancing: idle replicas go to the raters with the highest utilisation."""
 
+from itertools import cycle
 from typing import Final
 
 from airs_site.simulation.engine import Move, World
 
 PERIOD_S: Final = 300.0
-BUSY: Final = 0.9
-"""Utilisation above which a rater gets replicas."""
+BUSY: Final = 0.7
+"""Utilisation from which a rater gets replicas and gives none. It is below what polling and owners'
+caps leave of a rater that has more to do than it can; from 0.5 to 0.75 the figures are the same."""
 
 
 class Utilisation:
@@ -19,31 +21,32 @@ class Utilisation:
 
     def _tick(self) -> None:
         world = self._world
-        busy = []
+        load = []
         for rater in range(len(world.raters)):
             until_now = world.busy_until_now(rater)
-            busy.append((until_now - self._busy_s[rater]) / PERIOD_S)
+            busy = (until_now - self._busy_s[rater]) / PERIOD_S
+            load.append(busy / max(1, world.pool.allocated(rater)))
             self._busy_s[rater] = until_now
-        world.move(self._moves(busy))
+        world.move(self._moves(load))
         world.call_at(world.now + PERIOD_S, self._tick)
 
-    def _moves(self, busy: list[float]) -> list[Move]:
-        """Give each idle replica above a minimum to whoever is then the busiest."""
-        pool = self._world.pool
-        serving = [pool.allocated(rater) for rater in range(len(busy))]
-        idle = [
-            max(0, min(pool.ready[n] - pool.running[n], pool.ready[n] - rater.min_replicas))
-            for n, rater in enumerate(self._world.raters)
+    def _moves(self, load: list[float]) -> list[Move]:
+        """Deal out what raters that are not busy have idle to those that are, busiest first."""
+        busy = sorted((n for n, share in enumerate(load) if share >= BUSY), key=lambda n: -load[n])
+        if not busy:
+            return []
+        receivers = cycle(busy)
+        return [
+            Move(donor=number, receiver=next(receivers))
+            for number, share in enumerate(load)
+            if share < BUSY
+            for _ in range(self._idle(number))
         ]
-        moves: list[Move] = []
-        while any(idle):
-            load = [b / max(1, s) for b, s in zip(busy, serving, strict=True)]
-            receiver = max(range(len(load)), key=lambda n: (load[n], -n))
-            donor = min((n for n, i in enumerate(idle) if i), key=lambda n: (load[n], n))
-            if load[receiver] < BUSY or donor == receiver:
-                break
-            moves.append(Move(donor=donor, receiver=receiver))
-            idle[donor] -= 1
-            serving[donor] -= 1
-            serving[receiver] += 1
-        return moves
+
+    def _idle(self, rater: int) -> int:
+        """Return how many replicas a rater has idle, without its minimum."""
+        pool = self._world.pool
+        ready = pool.ready[rater]
+        return max(
+            0, min(ready - pool.running[rater], ready - self._world.raters[rater].min_replicas)
+        )
