@@ -60,7 +60,7 @@ clean: ## Stop the stack, remove .venv and caches; data in AIRS_HOME stays
 	rm -rf *.egg-info client/*.egg-info client/build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(INSTALLED): requirements.txt requirements-dev.txt requirements-models.txt pyproject.toml client/pyproject.toml
+$(INSTALLED): requirements.txt requirements-dev.txt requirements-models.txt pyproject.toml client/pyproject.toml $(wildcard client/airs_client/*.py)
 	$(PYTHON) -c 'import sys; sys.exit("AIRS needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt -e . ./client

@@ -7,16 +7,15 @@ Three rules, one inside the other:
    served instead, and pays it.
 2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
    those open up to and including it and those served within minutes, over the owner's weight,
-   times the share of its time that is left. While a deadline presses (`pressure`), four dispatches
-   in five go to what is due by it. Owners over their share (`fairness`) stand behind all others.
+   times the share of its time that is left. While a deadline presses (`pressure`), three dispatches
+   in four go to what is due by it. Owners over their share (`fairness`) stand behind all others.
 3. *Owner.* One dispatch in twenty of a class is a turn: it goes to the owner served longest ago.
 
 What follows, counted in dispatches of one rater:
 
-- A class with READY batches waits at most `longest_wait` dispatches (middle 6, low 7, best effort
-  84 with the default shares), whatever is above it; `longest_wait_s`
-  says it in seconds. No score, age or deadline moves a workflow out
-  of its class.
+- A class with READY batches waits at most `longest_wait` dispatches (middle and low 5, best
+  effort 52 with the default shares), whatever is above it; `longest_wait_s` says it in seconds. No
+  score, age or deadline moves a workflow out of its class.
 - An owner with READY batches waits at most 20 x (owners before it in the queue + 1) dispatches of
   its class, as later ones queue behind it.
 - Of a job that was split into many, the last part is served no sooner than the job would be.
@@ -42,13 +41,13 @@ MAX_CLAIMS: Final = 500
 """Most batches that one pass of a rater claims."""
 
 DEFAULT_SHARES: Final[Mapping[PriorityClass, float]] = MappingProxyType(
-    {PriorityClass.MIDDLE: 0.2, PriorityClass.LOW: 0.2, PriorityClass.BEST_EFFORT: 0.02}
+    {PriorityClass.MIDDLE: 0.2, PriorityClass.LOW: 0.25, PriorityClass.BEST_EFFORT: 0.02}
 )
 """Credit a dispatch. As it ends at 1, a class is sure of one dispatch in `longest_wait`."""
 
 TURN_EVERY: Final = 20
 """One dispatch of a class in so many is an owner's turn."""
-FREE_EVERY: Final = 5
+FREE_EVERY: Final = 4
 """One in so many goes by score even while a deadline presses."""
 
 # Ten times a share of 0.1 must count as a full credit.

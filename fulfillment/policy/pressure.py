@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-PRESSED: Final = 0.8
+PRESSED: Final = 0.9
 """Share of the time that is left from which a deadline presses."""
 _SHORTEST_S: Final = 1.0
 

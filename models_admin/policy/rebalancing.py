@@ -2,10 +2,12 @@
 
 A model needs, for each of its deadlines, what is due by then over the time that is left once a
 moved replica has started; the largest of these is its need. If all needs fit into the pool they
-are met. The spare first goes to models whose backlog, committed or not, would last longer than
-half an hour: an idle replica does nobody good while another model has work. What is left is shared
-by the default allocation, which is what absorbs the next arrival. If the needs don't fit, each
-model gets up to its default, the smallest need first, and the rest goes by need.
+are met. The spare first goes to models whose backlog, committed or not, would last longer than a
+quarter of an hour: an idle replica does nobody good while another model has work. It is shared by
+default allocation and not by backlog, or a long backlog that is due in days would take all of it
+from a short one that is due in an hour. What is left goes by default allocation too; it is what
+absorbs the next arrival. If the needs don't fit, each model with work gets one replica; then each
+up to its default, the smallest need first; then the rest by need.
 
 A move costs a start-up in which the replica serves nobody, so that only whole replicas move, and
 only to a model whose backlog would last longer than that. Nothing is killed: the replica drains.
@@ -26,8 +28,11 @@ WORTH_START_UPS: Final = 1.5
 """A move is worth it where a replica's backlog lasts so many start-ups."""
 WORTH_START_UPS_TOP: Final = 0.5
 """The same for the model with most replicas by default: there a wrong move costs least."""
-CLEAR: Final = timedelta(minutes=30)
+CLEAR: Final = timedelta(minutes=15)
 """The spare goes first to whoever has more than it does in so long."""
+INCUMBENT: Final = 2.0
+"""Where there are fewer replicas than models with work, one leaves for a need so many times that of
+the model that has it."""
 
 # What floats leave of a whole replica.
 _ALMOST: Final = 1e-9
@@ -92,7 +97,8 @@ def rebalance(
     """Decide one round of moves within a pool; all replicas of its models are the pool."""
     total = sum(model.replicas for model in models)
     needs = {model.model_id: need(model, now, start_up=start_up) for model in models}
-    targets, shared = _targets(models, needs, total)
+    pressures = {model.model_id: _pressure(model, now, start_up) for model in models}
+    targets, shared = _targets(models, needs, pressures, total)
     moves = _moves(models, targets, start_up, most_moves)
     wanted = sum(needs.values())
     moved = sum(move.replicas for move in moves)
@@ -107,59 +113,94 @@ def rebalance(
 
 def need(model: Model, now: datetime, *, start_up: timedelta = START_UP) -> float:
     """Return the replicas with which a model meets its deadlines."""
+    return min(max(_pressure(model, now, start_up), float(_base(model))), _most(model))
+
+
+def _pressure(model: Model, now: datetime, start_up: timedelta) -> float:
+    """Return the replicas, in parts of one too, that do in time what is committed."""
     due_s = 0.0
     most = 0.0
     for due in sorted(model.dues, key=lambda due: due.deadline_at):
         due_s += due.work_s
         left = max(SHORTEST, due.deadline_at - now - _start_up(model, start_up))
         most = max(most, due_s / left.total_seconds())
-    # Whoever has any work must have somebody to do it.
-    least = max(model.least, 1 if due_s + model.other_s > 0 else 0)
-    return min(max(most, float(least)), _most(model))
+    return most
+
+
+def _base(model: Model) -> int:
+    """Return what a model gets before others get more: whoever has work must have somebody."""
+    return max(model.least, 1 if _backlog_s(model) > 0 else 0)
 
 
 def _targets(
-    models: Sequence[Model], needs: Mapping[str, float], total: int
-) -> tuple[dict[str, float], str]:
+    models: Sequence[Model], needs: Mapping[str, float], pressures: Mapping[str, float], total: int
+) -> tuple[Mapping[str, float], str]:
     spare = total - sum(needs.values())
-    if spare >= 0:
-        extra = _by_backlog(models, needs, spare)
-        spare -= sum(extra.values())
-        defaults = sum(model.default for model in models) or 1
-        return {
-            model.model_id: min(
-                needs[model.model_id] + extra[model.model_id] + spare * model.default / defaults,
-                _most(model),
-            )
-            for model in models
-        }, "all are met, the spare goes by backlog, then by default"
+    if spare < 0:
+        return (
+            _short(models, needs, pressures, total),
+            "each gets one, then up to its default, the smallest need first, the rest by need",
+        )
+    extra = _for_backlogs(models, needs, spare)
+    spare -= sum(extra.values())
+    defaults = sum(model.default for model in models) or 1
+    return {
+        model.model_id: min(
+            needs[model.model_id] + extra[model.model_id] + spare * model.default / defaults,
+            _most(model),
+        )
+        for model in models
+    }, "all are met, the spare goes to long backlogs, by default allocation"
+
+
+def _short(
+    models: Sequence[Model], needs: Mapping[str, float], pressures: Mapping[str, float], total: int
+) -> Mapping[str, float]:
+    """Share out replicas that are fewer than all need."""
     left = float(total)
     targets: dict[str, float] = {}
+
+    def claim(model: Model) -> tuple[float, float, str]:
+        pressure = pressures[model.model_id] * (INCUMBENT if model.replicas else 1.0)
+        return -pressure, -_backlog_s(model), model.model_id
+
+    for model in sorted(models, key=claim):
+        targets[model.model_id] = given = min(needs[model.model_id], float(_base(model)), left)
+        left -= given
     for model in sorted(models, key=lambda model: (needs[model.model_id], model.model_id)):
-        given = min(needs[model.model_id], max(model.default, model.least), left)
-        targets[model.model_id] = given
+        more = min(needs[model.model_id], float(model.default)) - targets[model.model_id]
+        given = min(max(0.0, more), left)
+        targets[model.model_id] += given
         left -= given
     unmet = {model_id: needs[model_id] - given for model_id, given in targets.items()}
     lacking = sum(unmet.values())
     return {
         model_id: given + left * unmet[model_id] / lacking for model_id, given in targets.items()
-    }, "each gets up to its default, the smallest need first, the rest by need"
+    }
 
 
-def _by_backlog(
+def _for_backlogs(
     models: Sequence[Model], needs: Mapping[str, float], spare: float
 ) -> Mapping[str, float]:
-    """Share out spare replicas to those that need longer than CLEAR with what they need."""
+    """Share out spare replicas to those that need longer than CLEAR with what they need.
+
+    They get them in proportion to their defaults, none more than it lacks.
+    """
     lacking = {
-        model.model_id: max(
-            0.0,
-            min(_backlog_s(model) / CLEAR.total_seconds(), _most(model)) - needs[model.model_id],
-        )
+        model.model_id: min(_backlog_s(model) / CLEAR.total_seconds(), _most(model))
+        - needs[model.model_id]
         for model in models
     }
-    wanted = sum(lacking.values())
-    share = min(1.0, spare / wanted) if wanted else 0.0
-    return {model_id: lack * share for model_id, lack in lacking.items()}
+    extra = dict.fromkeys(lacking, 0.0)
+    weights = {m.model_id: max(m.default, 1) for m in models if lacking[m.model_id] > _ALMOST}
+    while weights and spare > _ALMOST:
+        each = spare / sum(weights.values())
+        for model_id, weight in weights.items():
+            given = min(each * weight, lacking[model_id] - extra[model_id])
+            extra[model_id] += given
+            spare -= given
+        weights = {n: w for n, w in weights.items() if lacking[n] - extra[n] > _ALMOST}
+    return extra
 
 
 def _backlog_s(model: Model) -> float:
@@ -178,12 +219,17 @@ def _moves(
     models: Sequence[Model], targets: Mapping[str, float], start_up: timedelta, most_moves: int
 ) -> list[Move]:
     top = max(models, key=lambda model: (model.default, model.model_id), default=None)
+    surplus = {model.model_id: model.replicas - targets[model.model_id] for model in models}
     donors = {
-        model.model_id: min(
-            floor(model.replicas - targets[model.model_id] + _ALMOST),
-            model.replicas - model.least,
-        )
+        model.model_id: min(floor(surplus[model.model_id] + _ALMOST), model.replicas - model.least)
         for model in models
+    }
+    # They give one where somebody has none, also where their surplus is a part of one.
+    givers = {
+        model.model_id
+        for model in models
+        if surplus[model.model_id] > _ALMOST
+        and model.replicas > max(model.least, 1 if _backlog_s(model) else 0)
     }
     lacks = [
         (targets[model.model_id] - model.replicas, model)
@@ -192,14 +238,21 @@ def _moves(
     ]
     counts: dict[tuple[str, str], int] = {}
     left = most_moves
-    for lack, receiver in sorted(lacks, key=lambda entry: (-entry[0], entry[1].model_id)):
-        # One that has none gets one for any work at all.
-        wanted = max(floor(lack + _ALMOST), 1 if not receiver.replicas else 0)
+    for lack, receiver in sorted(
+        lacks, key=lambda entry: (entry[1].replicas > 0, -entry[0], entry[1].model_id)
+    ):
+        starves = lack > _ALMOST and not receiver.replicas
+        wanted = max(floor(lack + _ALMOST), 1 if starves else 0)
         while wanted > 0 and left > 0:
             donor = max(donors, key=lambda model_id: (donors[model_id], model_id))
             if donors[donor] < 1:
-                break
+                if not starves or not givers:
+                    break
+                donor = max(givers, key=lambda model_id: (surplus[model_id], model_id))
+            starves = False
             donors[donor] -= 1
+            surplus[donor] -= 1
+            givers.discard(donor)
             counts[donor, receiver.model_id] = counts.get((donor, receiver.model_id), 0) + 1
             wanted -= 1
             left -= 1

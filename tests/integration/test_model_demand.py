@@ -104,6 +104,16 @@ def test_a_deadline_that_was_moved_counts_as_it_is_now() -> None:
     assert found.dues[0].deadline_at == NOW + 2 * HOUR
 
 
+def test_work_is_due_when_its_workflow_ends_if_that_is_sooner() -> None:
+    cost(1.0)
+    workflow(100, ends_at=NOW + HOUR / 2)
+    commitments.run_once(NOW)
+
+    (found,) = demanded().values()
+
+    assert found.dues[0].deadline_at == NOW + HOUR / 2
+
+
 def test_raters_of_one_model_version_are_one_and_other_versions_apart() -> None:
     cost(1.0)
     other = builders.rater("other", batch_size=10)
@@ -208,7 +218,8 @@ def test_open_workflows_move_replicas_to_their_model() -> None:
     cost(1.0)
     now = database_now()
     RaterCost.objects.update(looked_at=now, measured_at=now, read_to=now)
-    workflow(6_000, of=of, deadline_at=now + HOUR, started_at=now)
+    # Three do it in a quarter of an hour.
+    workflow(2_700, of=of, deadline_at=now + HOUR, started_at=now)
     recovery.run(commitments.SERVICE, now)
 
     rebalancer.run_once(now)

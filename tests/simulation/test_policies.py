@@ -31,8 +31,8 @@ def test_low_priority_gets_its_floor_beside_a_backlog() -> None:
 
     low = run("airs", *jobs).jobs[1]
 
-    # The first dispatch finds no low priority. A credit of 0.2 a dispatch is full at the 5th.
-    assert low.last_s == (1 + 2 * 5) * 12.0
+    # The first dispatch finds no low priority. A credit of 0.25 a dispatch is full at the 4th.
+    assert low.last_s == (1 + 2 * 4) * 12.0
 
 
 def test_what_does_not_fit_is_best_effort_and_no_forecast_is_given_for_it() -> None:

@@ -101,27 +101,70 @@ def test_a_start_up_that_was_measured_counts_for_its_model() -> None:
 def test_idle_replicas_go_where_they_are_needed() -> None:
     decision = rebalance([model("busy", 2, work_s=4 * 3600), model("idle", 4)], NOW)
 
-    # Needs 4 and 0 of 6; the spare of 2 goes where the backlog is longer than half an hour.
+    # Needs 4 and 0 of 6; the spare of 2 goes where the backlog is longer than a quarter of an hour.
     assert decision.targets == {"busy": pytest.approx(6), "idle": pytest.approx(0)}
     assert decision.moves == (Move(donor="idle", receiver="busy", replicas=4),)
     assert decision.reason.startswith("4.0 of 6 replicas are needed: all are met")
 
 
 def test_the_spare_goes_first_to_whoever_has_a_long_backlog() -> None:
-    # Two hours of work for one, due tomorrow: it needs little, but others are idle.
-    busy = model("busy", 1, work_s=7200, left_s=86_400)
+    # An hour of work for one, due tomorrow: it needs little, but others are idle.
+    busy = model("busy", 1, work_s=3600, left_s=86_400)
 
     decision = rebalance([busy, model("idle", 5)], NOW)
 
-    # Four would do it in half an hour; what is left is shared 1 : 5.
+    # Four would do it in a quarter of an hour; what is left is shared 1 : 5.
     assert decision.targets["busy"] == pytest.approx(4 + 2 / 6, abs=0.01)
     assert decision.moves == (Move(donor="idle", receiver="busy", replicas=3),)
 
 
 def test_backlog_that_is_not_committed_gets_of_the_spare_too() -> None:
-    decision = rebalance([model("busy", 1, other_s=7200), model("idle", 5)], NOW)
+    decision = rebalance([model("busy", 1, other_s=3600), model("idle", 5)], NOW)
 
     assert decision.moves == (Move(donor="idle", receiver="busy", replicas=3),)
+
+
+def test_a_long_backlog_does_not_take_the_spare_from_a_short_one() -> None:
+    # A day of work for twenty that is due in three days, an hour's for two that is due in two.
+    long = model("long", 5, work_s=20 * 86_400, left_s=3 * 86_400, default=2)
+    short = model("short", 5, work_s=7200, left_s=7200, default=6)
+
+    decision = rebalance([long, short], NOW)
+
+    # Needs are 6.7 and 1; of the spare of 2.3 three quarters go by default to the short one.
+    assert decision.targets["short"] == pytest.approx(1 + 2.33 * 6 / 8, abs=0.01)
+
+
+def test_each_model_with_work_gets_one_before_others_get_more() -> None:
+    small = model("small", 3, work_s=2 * 3600, default=2)
+    flood = model("flood", 0, work_s=50 * 3600, default=3)
+    other = model("other", 0, work_s=3600, default=1)
+
+    decision = rebalance([small, flood, other], NOW)
+
+    assert decision.targets == {"small": 1, "flood": 1, "other": 1}
+    assert {move.receiver for move in decision.moves} == {"flood", "other"}
+
+
+def test_the_more_pressing_need_has_the_only_replica() -> None:
+    held = model("held", 1, work_s=600, default=1)
+
+    less = rebalance([held, model("waits", 0, work_s=1100, default=1)], NOW)
+    more = rebalance([held, model("waits", 0, work_s=1300, default=1)], NOW)
+
+    # It changes hands for twice the need, so that it is not always on its way.
+    assert less.moves == ()
+    assert more.moves == (Move(donor="held", receiver="waits", replicas=1),)
+
+
+def test_one_that_has_none_gets_one_of_parts_that_others_have_over() -> None:
+    waits = model("waits", 0, other_s=5, default=0)
+
+    decision = rebalance([model("a", 1), model("b", 1), waits], NOW)
+
+    # What is left beside it is a half for each of the others.
+    assert decision.targets == {"waits": 1, "a": 0.5, "b": 0.5}
+    assert [(move.receiver, move.replicas) for move in decision.moves] == [("waits", 1)]
 
 
 def test_a_minimum_is_never_given_away() -> None:
@@ -189,3 +232,17 @@ def test_targets_are_no_more_than_the_pool(found: list[Model]) -> None:
     decision = rebalance(found, NOW)
 
     assert sum(decision.targets.values()) <= sum(each.replicas for each in found) + 1e-6
+
+
+@given(found=models)
+def test_rounds_end_with_somebody_for_each_that_has_work(found: list[Model]) -> None:
+    for _ in range(30):
+        decision = rebalance(found, NOW)
+        left = {each.model_id: each.replicas for each in found}
+        for move in decision.moves:
+            left[move.donor] -= move.replicas
+            left[move.receiver] += move.replicas
+        found = [replace(each, replicas=left[each.model_id]) for each in found]
+    kept = sum(max(each.least, 1 if each.dues or each.other_s else 0) for each in found)
+    if kept <= sum(each.replicas for each in found):
+        assert all(each.replicas or not (each.dues or each.other_s) for each in found)

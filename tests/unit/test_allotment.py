@@ -42,17 +42,18 @@ def test_replicas_go_to_where_the_work_is() -> None:
     assert after(found) == {"busy": (1, 4), "idle": (3, 0)}
     assert found.needs == {"busy": 4, "idle": 0}
     assert found.reason == (
-        "4.0 of 4 devices are needed: all are met, the spare goes by backlog, then by default; "
+        "4.0 of 4 devices are needed: all are met, the spare goes to long backlogs, by default "
+        "allocation; "
         "busy 1 → 4, idle 3 → 0"
     )
 
 
 def test_free_devices_are_used_before_anybody_drains() -> None:
-    busy = member("busy", 1, work_s=2 * HOUR_S, default=0)
+    busy = member("busy", 1, work_s=HOUR_S, default=0)
 
     found = allot([busy, member("idle", 6, default=0)], 9, NOW)
 
-    # Half an hour's work for four: two of the three that it lacks are free.
+    # A quarter of an hour's work for four: two of the three that it lacks are free.
     assert after(found) == {"busy": (1, 4), "idle": (6, 5)}
 
 
@@ -113,9 +114,11 @@ def test_for_any_work_a_model_gets_a_whole_replica() -> None:
 
 
 def test_a_small_one_gets_what_a_large_replica_leaves() -> None:
-    found = allot([member("large", 2, devices=4), member("small", 1, work_s=4 * HOUR_S)], 9, NOW)
+    small = member("small", 1, work_s=1.25 * HOUR_S)
 
-    # Three more are needed: a replica of four devices makes room, the fourth goes by backlog.
+    found = allot([member("large", 2, devices=4), small], 9, NOW)
+
+    # Five do it in a quarter of an hour: a replica of four devices makes room.
     assert after(found) == {"large": (2, 1), "small": (1, 5)}
 
 

@@ -29,12 +29,12 @@ def test_a_deadline_presses_once_nearly_all_of_its_time_is_needed() -> None:
 
 
 def test_what_is_due_before_the_deadline_that_presses_goes_with_it() -> None:
-    assert found(due(1, 10, 500), due(2, 900, 1000), due(3, 5, 2000)) == {1, 2}
+    assert found(due(1, 10, 500), due(2, 950, 1000), due(3, 5, 2000)) == {1, 2}
 
 
 def test_work_of_higher_classes_takes_its_time_first() -> None:
-    assert found(due(1, 500), above=(due(2, 400, 900),)) == {1}
-    assert found(due(1, 500), above=(due(2, 400, 1100),)) == set()
+    assert found(due(1, 500), above=(due(2, 450, 900),)) == {1}
+    assert found(due(1, 500), above=(due(2, 450, 1100),)) == set()
 
 
 def test_a_deadline_of_a_higher_class_that_presses_says_nothing_of_this_one() -> None:
