@@ -297,6 +297,7 @@ SPECTACULAR_SETTINGS = {
         "PoolKindEnum": "models_admin.models.PoolKind",
         "RebalancingEnum": "models_admin.models.Rebalancing",
         "ModeEnum": "fulfillment.models.Mode",
+        "RoleEnum": "fulfillment.models.Role",
     },
 }
 

@@ -26,7 +26,16 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from fulfillment import archive, progress, promises, promotion, raters, staleness, tokens
+from fulfillment import (
+    archive,
+    progress,
+    promises,
+    promotion,
+    raters,
+    staleness,
+    tokens,
+    usage,
+)
 from fulfillment.admin_acts import ACTIONS
 from fulfillment.clock import database_now
 from fulfillment.models import (
@@ -303,7 +312,7 @@ class WorkflowAdmin(ReadOnlyAdmin):
     list_select_related = ("rater", "workflowstats")
     search_fields = ("public_id__exact", "owner__exact", "name__icontains")
     search_help_text = "a whole id or owner, or a part of the name"
-    readonly_fields = ("progress", "sources", "rows", "forecast")
+    readonly_fields = ("progress", "sources", "rows", "forecast", "standing")
     actions = ACTIONS
     fieldsets = (
         (
@@ -311,7 +320,7 @@ class WorkflowAdmin(ReadOnlyAdmin):
             {
                 "fields": (
                     *("public_id", "name", "owner", "state", "ending_reason", "progress"),
-                    *("sources", "forecast", "rows", "rater_version"),
+                    *("sources", "forecast", "standing", "rows", "rater_version"),
                     *("priority", "priority_asked", "priority_reason"),
                 )
             },
@@ -375,6 +384,12 @@ class WorkflowAdmin(ReadOnlyAdmin):
             f"{_percent(said.share)} in time: {said.reason}. "
             f"Said at {said.made_at:%Y-%m-%d %H:%M:%SZ}. {first}"
         )
+
+    @admin.display(description="its owner")
+    def standing(self, workflow: Workflow) -> str:
+        """Say why its owner stands behind others, where it does."""
+        told = usage.standings([workflow], database_now())
+        return told.get(workflow.pk, "Is not over its share.")
 
     @admin.display(description="see its")
     def rows(self, workflow: Workflow) -> SafeString:

@@ -8,6 +8,7 @@ which are text, are read by `text=True` in the serializer's context.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from rest_framework import serializers
@@ -324,6 +325,10 @@ class EtaShape(Plain):
     seconds = serializers.IntegerField()
     low = serializers.IntegerField()
     high = serializers.IntegerField()
+    in_time = serializers.BooleanField(
+        help_text="False: `seconds` are past the deadline, or end at the max duration; what is "
+        "open then times out."
+    )
 
 
 class FirstForecastShape(Plain):
@@ -721,7 +726,10 @@ def forecast_as_json(forecast: WorkflowForecast) -> dict[str, Any]:
     if forecast.eta_s is not None:
         times = (forecast.eta_s, forecast.eta_low_s, forecast.eta_high_s)
         names = ("seconds", "low", "high")
-        eta = {name: math.ceil(s or 0.0) for name, s in zip(names, times, strict=True)}
+        eta = {
+            **{name: math.ceil(s or 0.0) for name, s in zip(names, times, strict=True)},
+            "in_time": forecast.made_at + timedelta(seconds=forecast.eta_s) < forecast.deadline_at,
+        }
     if forecast.first_at is not None:
         first = {"at": forecast.first_at, "share_in_time": forecast.first_share}
     return {

@@ -27,17 +27,18 @@ PACE_WINDOW = timedelta(seconds=90)
 _WORK = """
     SELECT w.id, s.received - s.completed - s.failed - s.timed_out - s.cancelled, 0, 0, s.received,
            w.rater_id, w.owner, w.priority, w.best_effort, w.state, w.batch_size, w.created_at,
-           w.started_at, w.rater_version_id, w.round, w.closed_at, w.deadline_at
+           w.started_at, w.rater_version_id, w.round, w.closed_at, w.deadline_at,
+           w.ends_at
     FROM fulfillment_workflow w JOIN fulfillment_workflowstats s ON s.workflow_id = w.id
     WHERE w.finished_at IS NULL AND w.state = ANY(%(states)s)
     UNION ALL
     SELECT workflow_id, sum(received - completed - failed - timed_out - cancelled)::bigint, 0,
            sum(greatest(completed - from_archive + failed, 0))::bigint, sum(received)::bigint,
-           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM fulfillment_statsdelta GROUP BY workflow_id
     UNION ALL
     SELECT workflow_id, 0, sum(worked)::bigint, 0, 0,
-           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM fulfillment_flow WHERE at > %(since)s GROUP BY workflow_id
 """
 _OUT = f"""
@@ -70,7 +71,9 @@ class Standing:
     accepted_at: datetime
     started_at: datetime | None
     closed_at: datetime | None
-    deadline_at: datetime
+    due_at: datetime
+    """Its deadline, or its max duration if that comes first."""
+    ends_at: datetime
     received: int
     open_requests: int
     worked: int
@@ -158,7 +161,7 @@ def depths(found: Iterable[Standing], now: datetime) -> list[Depth]:
 
 def _standing(row: Sequence[Any], sums: Sequence[int], out: Mapping[BatchState, int]) -> Standing:
     rater_id, owner, priority, best_effort, state, batch_size, accepted_at, started_at = row[5:13]
-    version_id, round_, closed_at, deadline_at = row[13:]
+    version_id, round_, closed_at, deadline_at, ends_at = row[13:]
     open_requests, worked, worked_since, received = sums
     return Standing(
         workflow_id=row[0],
@@ -172,7 +175,8 @@ def _standing(row: Sequence[Any], sums: Sequence[int], out: Mapping[BatchState, 
         accepted_at=accepted_at,
         started_at=started_at,
         closed_at=closed_at,
-        deadline_at=deadline_at,
+        due_at=min(deadline_at, ends_at),
+        ends_at=ends_at,
         received=received,
         open_requests=max(0, open_requests),
         worked=worked,

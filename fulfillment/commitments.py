@@ -106,7 +106,7 @@ def _admit(
         workflow_id=workflow.pk,
         owner=workflow.owner,
         priority_class=priority_class(workflow.priority, best_effort=workflow.best_effort),
-        deadline_at=workflow.deadline_at,
+        deadline_at=workflow.due_at,
         batch_size=workflow.batch_size,
         batch_s=takes.batch_s(workflow.batch_size),
         received=accepted,
@@ -143,7 +143,7 @@ def _renew(servers: Servers, now: datetime) -> int:
     outlook = [
         (standing, eta)
         for standing, eta in Forecaster().outlook(now)
-        if standing.rater_id in known and standing.open_requests and standing.deadline_at > now
+        if standing.rater_id in known and standing.open_requests and standing.due_at > now
     ]
     versions = RaterVersion.objects.in_bulk({standing.version_id for standing, _ in outlook})
     groups: dict[str, list[Looked]] = defaultdict(list)
@@ -226,7 +226,7 @@ def _open(standing: Standing, before: WorkflowForecast | None, batch_s: float) -
         workflow_id=standing.workflow_id,
         owner=standing.owner,
         priority_class=standing.priority_class,
-        deadline_at=standing.deadline_at,
+        deadline_at=standing.due_at,
         batch_size=standing.batch_size,
         batch_s=batch_s,
         received=standing.received,

@@ -31,6 +31,8 @@ class Sample:
     rater_id: str
     at: datetime
     ready: int
+    oldest_s: float
+    """Age of the oldest of its workflows with READY batches; 0 where none has."""
     worked: int
     call_seconds: float
     period_s: float
@@ -151,7 +153,9 @@ def _samples(since: Mapping[str, datetime], now: datetime) -> Iterable[Sample]:
             """
             SELECT r.id, s.* FROM unnest(%s::text[], %s::timestamptz[]) AS r(id, since)
             CROSS JOIN LATERAL (
-                SELECT q.at, sum(q.ready)::bigint, sum(q.worked)::bigint,
+                SELECT q.at, sum(q.ready)::bigint,
+                       coalesce(max(q.oldest_s) FILTER (WHERE q.ready > 0), 0),
+                       sum(q.worked)::bigint,
                        sum(q.accelerator_seconds), max(q.period_s)
                 FROM fulfillment_queuesample q
                 WHERE q.rater_id = r.id AND q.at >= r.since AND q.at <= %s
@@ -165,11 +169,12 @@ def _samples(since: Mapping[str, datetime], now: datetime) -> Iterable[Sample]:
                 rater_id=rater_id,
                 at=at,
                 ready=ready,
+                oldest_s=oldest_s,
                 worked=worked,
                 call_seconds=call_seconds,
                 period_s=period_s,
             )
-            for rater_id, at, ready, worked, call_seconds, period_s in cursor.fetchall()
+            for rater_id, at, ready, oldest_s, worked, call_seconds, period_s in cursor.fetchall()
         ]
 
 
@@ -187,6 +192,7 @@ def _spans(
 ) -> dict[str, list[_Seen]]:
     """Return what raters did from sample to sample."""
     ready: dict[tuple[str, datetime], int] = defaultdict(int)
+    oldest_s: dict[tuple[str, datetime], float] = defaultdict(float)
     moments: dict[str, list[datetime]] = defaultdict(list)
     samples = list(samples)
     for sample in samples:
@@ -194,6 +200,7 @@ def _spans(
         if sample.at not in moments[model_id][-1:]:
             moments[model_id].append(sample.at)
         ready[model_id, sample.at] += sample.ready
+        oldest_s[model_id, sample.at] = max(oldest_s[model_id, sample.at], sample.oldest_s)
     before = {
         (model_id, at): earlier
         for model_id, times in moments.items()
@@ -209,9 +216,11 @@ def _spans(
             requests=sample.worked,
             call_seconds=sample.call_seconds,
             # Work that waits for one of a model's raters keeps its replicas busy for all of them.
-            is_full=ready[model_id, sample.at] > 0
-            and earlier is not None
-            and ready[model_id, earlier] > 0,
+            # Two small workflows, each seen by one sample, are no work that waited in between.
+            is_full=earlier is not None
+            and ready[model_id, earlier] > 0
+            and ready[model_id, sample.at] > 0
+            and oldest_s[model_id, sample.at] >= sample.period_s,
         )
         spans[sample.rater_id].append(_Seen(at=sample.at, period_s=sample.period_s, span=span))
     return spans

@@ -27,6 +27,7 @@ class Open:
     owner: str
     priority_class: PriorityClass
     deadline_at: datetime
+    """Or its max duration, if that comes first."""
     batch_size: int
     batch_s: float
     """Replica-seconds."""
@@ -113,15 +114,16 @@ def forecast_open(
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT f.workflow_id, w.owner, w.priority, w.best_effort, w.deadline_at, w.batch_size,
-                   f.seconds_a_batch, f.received, f.unsent_batches, f.in_flight_batches,
-                   f.cut_batches
+            SELECT f.workflow_id, w.owner, w.priority, w.best_effort,
+                   least(w.deadline_at, w.ends_at), w.batch_size, f.seconds_a_batch, f.received,
+                   f.unsent_batches, f.in_flight_batches, f.cut_batches
             FROM fulfillment_workflowforecast f
             -- By key alone: the index of what is unfinished would be walked once for each.
             CROSS JOIN LATERAL (
                 SELECT * FROM fulfillment_workflow WHERE id = f.workflow_id OFFSET 0) AS w
             WHERE f.served_by = %s AND f.settled_at IS NULL AND f.made_at > %s
-              AND w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s AND w.id <> %s
+              AND w.finished_at IS NULL AND w.state IN (1, 2)
+              AND least(w.deadline_at, w.ends_at) > %s AND w.id <> %s
             LIMIT %s
             """,
             [name, made_after, now, without, most],

@@ -146,6 +146,7 @@ def _eta(
             seen=pool.cost.requests,
             lumps=pool.cost.requests / draft.batch_size,
         )
+    most_s = form.max_duration_s or draft.deadline_s + CALL_LIMIT_MARGIN.total_seconds()
     found = forecaster.would_end(
         Job(
             owner=owner,
@@ -154,7 +155,7 @@ def _eta(
         ),
         draft.rater.pk,
         otherwise=pace,
-        most_s=form.max_duration_s or draft.deadline_s + CALL_LIMIT_MARGIN.total_seconds(),
+        most_s=most_s,
         now=now,
     )
-    return None if found is None else dict(rounded(found))
+    return None if found is None else dict(rounded(found, due_s=min(draft.deadline_s, most_s)))

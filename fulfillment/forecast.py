@@ -72,7 +72,9 @@ class Forecaster:
             retry_in_s=(retry_at - now).total_seconds() if retry_at else 0.0,
             most_s=(workflow.ends_at - now).total_seconds(),
         )
-        return None if found is None else dict(eta.rounded(found))
+        if found is None:
+            return None
+        return dict(eta.rounded(found, due_s=(workflow.due_at - now).total_seconds()))
 
     def would_end(
         self, job: Job, rater_id: str, *, otherwise: Pace | None, most_s: float, now: datetime
@@ -96,7 +98,7 @@ class Forecaster:
     def outlook(self, now: datetime) -> list[tuple[Standing, Forecast | None]]:
         """Return all workflows that are sent, with when they end; those of paused raters apart.
 
-        Planned retries and the max duration, which the queue does not know, are not looked at.
+        Planned retries, which the queue does not know, are not looked at.
         """
         look = self._look_at(now)
         return [
@@ -108,6 +110,7 @@ class Forecaster:
                     listed=_job(standing),
                     own_pace=_own_pace(standing, look.at),
                     rater_pace=_rater_pace(look, standing.rater_id),
+                    most_s=(standing.ends_at - now).total_seconds(),
                 ),
             )
             for standing in look.standings.values()

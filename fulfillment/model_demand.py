@@ -80,7 +80,7 @@ def _of(versions: dict[str, VersionDemand], served_by: str) -> VersionDemand:
 def _forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
     cursor.execute(
         """
-        SELECT f.served_by, w.deadline_at, f.seconds_a_batch, f.unsent_batches,
+        SELECT f.served_by, least(w.deadline_at, w.ends_at), f.seconds_a_batch, f.unsent_batches,
                f.in_flight_batches, f.cut_batches
         FROM fulfillment_workflowforecast f
         -- By key alone: the index of what is unfinished would be walked once for each.
@@ -88,7 +88,8 @@ def _forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
             SELECT * FROM fulfillment_workflow WHERE id = f.workflow_id OFFSET 0) AS w
         JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
         WHERE f.settled_at IS NULL AND f.made_at > %s
-          AND w.finished_at IS NULL AND w.state = ANY(%s) AND w.deadline_at > %s
+          AND w.finished_at IS NULL AND w.state = ANY(%s)
+          AND least(w.deadline_at, w.ends_at) > %s
         """,
         [now - promises.BELIEVED, _SENT, now],
     )
@@ -118,8 +119,8 @@ def _not_forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any
                 FROM fulfillment_statsdelta WHERE workflow_id = w.id
             ) AS p
         ) AS o
-        WHERE w.finished_at IS NULL AND w.state = ANY(%s) AND w.deadline_at > %s
-          AND f.workflow_id IS NULL AND o.requests > 0
+        WHERE w.finished_at IS NULL AND w.state = ANY(%s)
+          AND least(w.deadline_at, w.ends_at) > %s AND f.workflow_id IS NULL AND o.requests > 0
         GROUP BY 1
         """,
         [UNKNOWN_S, now - promises.BELIEVED, _SENT, now],

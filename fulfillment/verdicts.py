@@ -100,7 +100,7 @@ def _line(
         workflow_id=_NEWCOMER,
         owner=owner,
         priority_class=priority_class(draft.priority.score, best_effort=form.best_effort),
-        deadline_at=now + timedelta(seconds=draft.deadline_s),
+        deadline_at=now + timedelta(seconds=min(draft.deadline_s, _lasts_s(form))),
         batch_size=draft.batch_size,
         batch_s=pool.batch_s,
         received=tally.rows,
@@ -135,7 +135,7 @@ def _remedies(
         line.capacity,
         now,
         rows=rows,
-        longest_s=MAX_DEADLINE_S,
+        longest_s=_lasts_s(form),
         can_grow=pool.can_grow,
         promised=feasibility.is_promised if few else feasibility.fits,
     )
@@ -156,6 +156,11 @@ def _remedies(
             also = ", and not best effort" if form.best_effort else ""
             changes.append(_change("priority", found.priority, f"a higher class{also}"))
     return changes
+
+
+def _lasts_s(form: WorkflowForm) -> int:
+    """Return after how long it ends however late its deadline is."""
+    return min(form.max_duration_s or MAX_DEADLINE_S, MAX_DEADLINE_S)
 
 
 def _change(name: str, to: float, detail: str) -> dict[str, Any]:

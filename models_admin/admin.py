@@ -5,6 +5,7 @@ what happened and leaves a log entry. Secrets are written here and never shown.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django import forms
@@ -14,7 +15,7 @@ from django.db.models import DurationField, ExpressionWrapper, F, Model, QuerySe
 from django.db.models.functions import Now
 from django.http import HttpRequest
 
-from models_admin import secrets, services, serving
+from models_admin import secrets, services, serving, utilisation
 from models_admin.clock import database_now
 from models_admin.errors import ModelsAdminError
 from models_admin.models import (
@@ -24,6 +25,7 @@ from models_admin.models import (
     ModelServer,
     ModelVersion,
     RebalanceDecision,
+    UtilizationSample,
 )
 from models_admin.policy.reconcile import ServerState, summary
 
@@ -55,6 +57,18 @@ class _BlindTextarea(forms.Textarea):
 
     def format_value(self, value: Any) -> None:
         return None
+
+
+def _duty(**of: str) -> str:
+    """Say how busy the replicas of a model, or of a pool, were of late."""
+    spans = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
+    shares = utilisation.duty(list(spans.values()), now=database_now(), **of)
+    said = [
+        f"{share:.1%} in the last {name}"
+        for name, share in zip(spans, shares, strict=True)
+        if share is not None
+    ]
+    return ", ".join(said) or "No replica lived in the last day."
 
 
 class PoolForm(_Form):
@@ -93,10 +107,14 @@ class AcceleratorPoolAdmin(_Admin):
     def get_readonly_fields(
         self, request: HttpRequest, obj: AcceleratorPool | None = None
     ) -> tuple[str, ...]:
-        return ("id", "found") if obj else ()
+        return ("id", "found", "duty") if obj else ()
 
     def get_fields(self, request: HttpRequest, obj: AcceleratorPool | None = None) -> Any:
-        return (*PoolForm.Meta.fields, *(("found",) if obj else ()))
+        return (*PoolForm.Meta.fields, *(("found", "duty") if obj else ()))
+
+    @admin.display(description="duty cycle")
+    def duty(self, pool: AcceleratorPool) -> str:
+        return _duty(pool_id=pool.pk)
 
     def save_model(
         self, request: HttpRequest, obj: AcceleratorPool, form: Any, change: bool
@@ -270,7 +288,7 @@ class ModelConfigAdmin(_Admin):
                 ("Hosted: its servers are run by AIRS", {"fields": self._hosted}),
             ]
         external = obj.kind == ModelKind.EXTERNAL
-        hosted = (*self._hosted, "pinned_until", "start_up_s")
+        hosted = (*self._hosted, "pinned_until", "start_up_s", "duty")
         fields = ("url", *self._secrets, *self._external) if external else hosted
         return [
             (None, {"fields": (*self._common, "version")}),
@@ -288,7 +306,7 @@ class ModelConfigAdmin(_Admin):
     ) -> tuple[str, ...]:
         if obj is None:
             return ()
-        found = ("pinned_until", "start_up_s")
+        found = ("pinned_until", "start_up_s", "duty")
         return ("id", "kind", "version", "api_key_hint", "headers_hint", *found)
 
     def get_actions(self, request: HttpRequest) -> Any:
@@ -328,6 +346,10 @@ class ModelConfigAdmin(_Admin):
     def headers_hint(self, obj: ModelConfig) -> str:
         shown = [f"{name}: {secrets.hint(sealed)}" for name, sealed in obj.headers.items()]
         return "; ".join(shown) or "none"
+
+    @admin.display(description="duty cycle")
+    def duty(self, obj: ModelConfig) -> str:
+        return _duty(model_id=obj.pk)
 
     @admin.display(description="Replicas")
     def replicas(self, obj: ModelConfig) -> str:
@@ -439,3 +461,42 @@ class RebalanceDecisionAdmin(_ReadOnlyAdmin):
     def signal_age(self, decision: RebalanceDecision) -> str:
         age_s = decision.signal_age_s
         return "" if age_s is None else f"{age_s:.0f} s old"
+
+
+class _RegisteredFilter(admin.SimpleListFilter):
+    """By what is registered; asking the samples for their values would read all of them."""
+
+    table: ClassVar[type[AcceleratorPool | ModelConfig]]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [
+            (name, name) for name in self.table.objects.order_by("pk").values_list("pk", flat=True)
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset.filter((str(self.parameter_name), chosen)) if chosen else queryset
+
+
+class _ModelFilter(_RegisteredFilter):
+    title, parameter_name, table = "model", "model_id", ModelConfig
+
+
+class _PoolFilter(_RegisteredFilter):
+    title, parameter_name, table = "pool", "pool_id", AcceleratorPool
+
+
+@admin.register(UtilizationSample)
+class UtilizationSampleAdmin(_ReadOnlyAdmin):
+    """How busy the replicas of hosted models were, a line a model each half minute."""
+
+    list_display = ("at", "model_id", "pool_id", "busy", "replicas", "busy_s", "replica_s", "agent")
+    list_filter = (_ModelFilter, _PoolFilter)
+    date_hierarchy = "at"
+    search_fields = ("model_id__exact",)
+    search_help_text = "the whole id of a model, removed ones too"
+    ordering = ("-at", "model_id")
+
+    @admin.display(description="busy")
+    def busy(self, sample: UtilizationSample) -> str:
+        return f"{sample.busy_s / sample.replica_s:.1%}" if sample.replica_s else ""

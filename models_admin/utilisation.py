@@ -6,11 +6,13 @@ are summed up by model: the duty cycle is busy seconds over replica-seconds. Of 
 nobody knows it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import Q, Sum
 
 from models_admin.models import ModelConfig, ModelKind, UtilizationSample
 
@@ -114,6 +116,28 @@ def hours(since: datetime, until: datetime) -> list[Use]:
             Use(hour_at=hour_at, model_id=model_id, busy_s=busy_s, replica_s=replica_s)
             for hour_at, model_id, busy_s, replica_s in cursor.fetchall()
         ]
+
+
+def duty(
+    spans: Sequence[timedelta], *, now: datetime, model_id: str = "", pool_id: str = ""
+) -> list[float | None]:
+    """Return the duty cycle of a model, or of a pool, in each span up to now.
+
+    None where no replica lived, or nothing was sampled.
+    """
+    of = {"model_id": model_id} if model_id else {"pool_id": pool_id}
+    samples = UtilizationSample.objects.filter(at__gt=now - max(spans), at__lte=now, **of)
+    sums = samples.aggregate(
+        **{
+            f"{name}_{number}": Sum(name, filter=Q(at__gt=now - span), default=0.0)
+            for number, span in enumerate(spans)
+            for name in ("busy_s", "replica_s")
+        }
+    )
+    return [
+        sums[f"busy_s_{number}"] / lived if (lived := sums[f"replica_s_{number}"]) else None
+        for number in range(len(spans))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -159,7 +159,7 @@ def workflow(
         "closed_at": None if state == WorkflowState.OPEN else NOW,
         "finished_at": NOW if finished else None,
         "deadline_at": NOW + timedelta(hours=2),
-        "ends_at": NOW + timedelta(hours=3),
+        "ends_at": changes.get("deadline_at", NOW + timedelta(hours=2)) + timedelta(hours=1),
         **changes,
     }
     made = Workflow.objects.create(rater=of.rater, rater_version=of, state=state, **fields)

@@ -39,6 +39,7 @@ class Received:
     size: int
     digest: str
     chunked: bool
+    beginning: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,20 @@ class FakeApi:
         }
     )
 
+    pools: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {
+            "box": {
+                "id": "box",
+                "kind": "gpu",
+                "devices": 4,
+                "devices_used": 3,
+                "rebalancing": "off",
+                "outlook": {"reason": "all are met", "needs": {"north": 2.4}},
+            }
+        }
+    )
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
     def calls(self, method: str, path: str) -> list[Received]:
         return [
             call
@@ -124,14 +139,19 @@ class FakeApi:
                 return reply({"look": "hit", "fingerprint": "ab" * 16})
             case ("POST", ["archive", "purge"]) | ("GET", ["archive", "purges", "prg_1"]):
                 return reply({"id": "prg_1", "state": "running", "counts": {"ratings": 7}})
-            case "GET", ["raters" | "models" as kind]:
+            case "GET", ["pools", "box", "decisions"]:
+                following = None if "cursor" in call.params else "7"
+                return reply({"items": self.decisions, "next": following})
+            case "PATCH", ["pools", name] if name in self.pools:
+                return reply(self.pools[name] | json.loads(call.beginning))
+            case "GET", ["raters" | "models" | "pools" as kind]:
                 return reply({"items": list(self._things(kind).values()), "next": None})
-            case "GET", ["raters" | "models" as kind, name] if name in self._things(kind):
+            case "GET", ["raters" | "models" | "pools" as kind, name] if name in self._things(kind):
                 return reply(self._things(kind)[name])
         return problem(404, "not_found", f"there is no {'/'.join(parts)}")
 
     def _things(self, kind: str) -> dict[str, dict[str, Any]]:
-        return self.raters if kind == "raters" else self.models
+        return {"raters": self.raters, "models": self.models, "pools": self.pools}[kind]
 
     def _submit(self, call: Received) -> Answer:
         if call.headers["content-type"] not in ROW_TYPES:
@@ -306,9 +326,10 @@ def _handler_of(api: FakeApi) -> type[BaseHTTPRequestHandler]:
         def _receive(self) -> Received:
             target = urlsplit(self.path)
             left = size = int(self.headers.get("Content-Length") or 0)
-            digest = hashlib.sha256()
+            digest, beginning = hashlib.sha256(), b""
             while left and (piece := self.rfile.read(min(65536, left))):
                 digest.update(piece)
+                beginning = beginning or piece
                 left -= len(piece)
             if left:
                 raise ConnectionError("the upload broke off")
@@ -320,6 +341,7 @@ def _handler_of(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 size=size,
                 digest=digest.hexdigest(),
                 chunked="Transfer-Encoding" in self.headers,
+                beginning=beginning,
             )
 
     return Handler

@@ -14,20 +14,24 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from airs_client import errors
 from airs_client.results import (
+    Decision,
     Distributions,
     Estimate,
     Event,
     Model,
     Page,
+    Pool,
     Rater,
     Rating,
     RatingsPage,
     Submission,
     Workflow,
+    decision_from,
     distributions_from,
     estimate_from,
     event_from,
     model_from,
+    pool_from,
     rater_from,
     rating_from,
     submission_from,
@@ -40,6 +44,7 @@ T = TypeVar("T")
 ResultFormat = Literal["jsonl", "csv"]
 Act = Literal["close", "pause", "resume", "cancel", "complete"]
 FileFormat = Literal["jsonl", "csv", "parquet"]
+Rebalancing = Literal["off", "dry_run", "on"]
 
 _ROOT = "/api/v1"
 
@@ -240,6 +245,29 @@ def models(*, cursor: str | None = None) -> Call[Page[Model]]:
 
 def model(model_id: str) -> Call[Model]:
     return _get(f"/models/{_segment(model_id)}", _one(model_from))
+
+
+def pools(*, cursor: str | None = None) -> Call[Page[Pool]]:
+    return _get("/pools", _many(pool_from), _params(cursor=cursor))
+
+
+def pool(pool_id: str) -> Call[Pool]:
+    return _get(f"/pools/{_segment(pool_id)}", _one(pool_from))
+
+
+def decisions(pool_id: str, *, cursor: str | None = None) -> Call[Page[Decision]]:
+    path = f"/pools/{_segment(pool_id)}/decisions"
+    return _get(path, _many(decision_from), _params(cursor=cursor))
+
+
+def rebalance(pool_id: str, mode: Rebalancing) -> Call[Pool]:
+    return Call(
+        method="PATCH",
+        path=f"{_ROOT}/pools/{_segment(pool_id)}",
+        read=_one(pool_from),
+        document={"rebalancing": mode},
+        repeatable=True,
+    )
 
 
 def explain(

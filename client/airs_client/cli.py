@@ -48,6 +48,12 @@ class RowFormat(StrEnum):
     parquet = "parquet"
 
 
+class Mode(StrEnum):
+    off = "off"
+    dry_run = "dry_run"
+    on = "on"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Globals:
     url: str | None
@@ -72,6 +78,10 @@ raters_app = typer.Typer(help="The raters that can be named.", no_args_is_help=T
 models_app = typer.Typer(help="The models that raters call.", no_args_is_help=True)
 app.add_typer(raters_app, name="raters")
 app.add_typer(models_app, name="models")
+pools_app = typer.Typer(
+    help="Devices, and replicas that move between models.", no_args_is_help=True
+)
+app.add_typer(pools_app, name="pools")
 archive_app = typer.Typer(help="What was rated before.", no_args_is_help=True)
 app.add_typer(archive_app, name="archive")
 
@@ -80,6 +90,7 @@ OutputOption = Annotated[
 ]
 WorkflowId = Annotated[str, typer.Argument(metavar="ID", help="Id of a workflow.")]
 RaterId = Annotated[str, typer.Argument(metavar="ID", help="Id of a rater.")]
+PoolId = Annotated[str, typer.Argument(metavar="ID", help="Id of a pool.")]
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id of a model.")]
 
 
@@ -423,6 +434,60 @@ def show_model(context: typer.Context, model_id: ModelId, output: OutputOption =
     """Show one model."""
     with _client(context, _BRIEF) as airs:
         _show_raw(airs.models.get(model_id).raw, _output(context, output))
+
+
+@pools_app.command("list")
+def list_pools(context: typer.Context, output: OutputOption = None) -> None:
+    """List the pools, with what the rebalancer last found."""
+    with _client(context, _BRIEF) as airs:
+        page = airs.pools.list()
+    headers = ("ID", "KIND", "DEVICES USED", "REBALANCING", "FOUND")
+    rows = [
+        (pool.id, pool.kind, f"{pool.devices_used} of {pool.devices}", pool.rebalancing, pool.found)
+        for pool in page.items
+    ]
+    _show_list(context, output, page, headers, rows)
+
+
+@pools_app.command("show")
+def show_pool(context: typer.Context, pool_id: PoolId, output: OutputOption = None) -> None:
+    """Show one pool."""
+    with _client(context, _BRIEF) as airs:
+        _show_raw(airs.pools.get(pool_id).raw, _output(context, output))
+
+
+@pools_app.command("decisions")
+def list_decisions(
+    context: typer.Context,
+    pool_id: PoolId,
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Where a list goes on.")] = None,
+    output: OutputOption = None,
+) -> None:
+    """List what the rebalancer decided, the newest first; (moves) were only thought of."""
+    with _client(context, _BRIEF) as airs:
+        page = airs.pools.decisions(pool_id, cursor=cursor)
+    if _output(context, output) is Output.json:
+        _json(page.raw)
+        return
+    _data(rendering.decision_table(page.items))
+    if page.next:
+        _talk(f"More: airs pools decisions {pool_id} --cursor {page.next}")
+
+
+@pools_app.command("rebalance")
+def rebalance(
+    context: typer.Context,
+    pool_id: PoolId,
+    mode: Annotated[Mode, typer.Argument(help="dry_run only says what would move.")],
+    output: OutputOption = None,
+) -> None:
+    """Let replicas move between the pool's models, or no more."""
+    with _client(context, _BRIEF) as airs:
+        pool = airs.pools.rebalance(pool_id, mode.value)
+    if _output(context, output) is Output.json:
+        _json(pool.raw)
+    else:
+        _data(rendering.printable(f"{pool.id} {pool.rebalancing}"))
 
 
 @archive_app.command("explain")

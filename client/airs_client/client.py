@@ -19,15 +19,17 @@ import anyio.to_thread
 import httpx
 
 from airs_client import calls
-from airs_client.calls import Call, FileFormat, Reply, ResultFormat
+from airs_client.calls import Call, FileFormat, Rebalancing, Reply, ResultFormat
 from airs_client.connection import Connection, resolve
 from airs_client.errors import AirsError, Unreachable, WaitTimedOut, WorkflowNotCompleted
 from airs_client.results import (
+    Decision,
     Distributions,
     Estimate,
     Event,
     Model,
     Page,
+    Pool,
     Rater,
     Rating,
     RatingsPage,
@@ -250,6 +252,25 @@ class _Models:
         return self._do(calls.model(model_id))
 
 
+class _Pools:
+    def __init__(self, client: "Client") -> None:
+        self._do = client.do
+
+    def list(self, *, cursor: str | None = None) -> Page[Pool]:
+        return self._do(calls.pools(cursor=cursor))
+
+    def get(self, pool_id: str) -> Pool:
+        return self._do(calls.pool(pool_id))
+
+    def decisions(self, pool_id: str, *, cursor: str | None = None) -> Page[Decision]:
+        """What the rebalancer decided for a pool, the newest first."""
+        return self._do(calls.decisions(pool_id, cursor=cursor))
+
+    def rebalance(self, pool_id: str, mode: Rebalancing) -> Pool:
+        """Say whether replicas move between the pool's models; `dry_run` only says what would."""
+        return self._do(calls.rebalance(pool_id, mode))
+
+
 class _Archive:
     def __init__(self, client: "Client") -> None:
         self._do = client.do
@@ -305,6 +326,7 @@ class Client:
         self.workflows = _Workflows(self)
         self.raters = _Raters(self)
         self.models = _Models(self)
+        self.pools = _Pools(self)
         self.archive = _Archive(self)
 
     def do(self, call: Call[T]) -> T:
@@ -549,6 +571,23 @@ class _AsyncModels:
         return await self._do(calls.model(model_id))
 
 
+class _AsyncPools:
+    def __init__(self, client: "AsyncClient") -> None:
+        self._do = client.do
+
+    async def list(self, *, cursor: str | None = None) -> Page[Pool]:
+        return await self._do(calls.pools(cursor=cursor))
+
+    async def get(self, pool_id: str) -> Pool:
+        return await self._do(calls.pool(pool_id))
+
+    async def decisions(self, pool_id: str, *, cursor: str | None = None) -> Page[Decision]:
+        return await self._do(calls.decisions(pool_id, cursor=cursor))
+
+    async def rebalance(self, pool_id: str, mode: Rebalancing) -> Pool:
+        return await self._do(calls.rebalance(pool_id, mode))
+
+
 class _AsyncArchive:
     def __init__(self, client: "AsyncClient") -> None:
         self._do = client.do
@@ -600,6 +639,7 @@ class AsyncClient:
         self.workflows = _AsyncWorkflows(self)
         self.raters = _AsyncRaters(self)
         self.models = _AsyncModels(self)
+        self.pools = _AsyncPools(self)
         self.archive = _AsyncArchive(self)
 
     async def do(self, call: Call[T]) -> T:

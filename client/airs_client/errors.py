@@ -109,7 +109,7 @@ class AuthError(ApiError):
 
 
 class NotFound(ApiError):
-    """No such workflow, rater or model, or not one that this token may see (404)."""
+    """No such workflow, rater, model or pool, or not one that this token may see (404)."""
 
 
 class Conflict(ApiError):
@@ -205,7 +205,7 @@ _REMEDY_BY_STATUS = {
     401: "Set AIRS_API_TOKEN (`make up` prints it, $AIRS_HOME/credentials.json keeps it), "
     "or use a profile.",
     403: "The token may not do this; ask an admin for another role.",
-    404: "`airs status`, `airs raters list` and `airs models list` show what there is.",
+    404: "`airs status` and `airs raters list`, `models list`, `pools list` show what there is.",
     413: "Split the file.",
     415: "AIRS takes JSON Lines, CSV and Parquet, as they are or with gzip.",
     429: "Try again later.",

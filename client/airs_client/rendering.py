@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from airs_client.errors import AirsError, ApiError, ProblemItem
 from airs_client.results import (
+    Decision,
     Distributions,
     Estimate,
     Eta,
@@ -194,6 +195,23 @@ def workflow_table(workflows: Iterable[Workflow]) -> str:
     )
 
 
+def decision_table(decisions: Iterable[Decision]) -> str:
+    """Rounds of the rebalancer; moves that were only thought of stand in brackets."""
+    return table(
+        ("AT", "MODE", "OUTCOME", "MOVES", "WHY"),
+        [
+            (
+                _instant(decision.at) or "",
+                decision.mode,
+                decision.outcome,
+                _moves(decision),
+                decision.reason,
+            )
+            for decision in decisions
+        ],
+    )
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns side by side, two blanks between; wide characters count as two."""
     lines = [[printable(cell) for cell in row] for row in [headers, *rows]]
@@ -220,7 +238,7 @@ def eta(estimate: Eta) -> str:
     text = duration(estimate.seconds)
     if estimate.low is not None and estimate.high is not None:
         text += f" ({duration(estimate.low)} to {duration(estimate.high)})"
-    return text
+    return text if estimate.in_time else f"{text}, not all in time"
 
 
 def duration(seconds: float) -> str:
@@ -231,6 +249,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _moves(decision: Decision) -> str:
+    moves = ", ".join(f"{move.model} {move.before} → {move.after}" for move in decision.moves)
+    return moves if decision.applied or not moves else f"({moves})"
 
 
 def _wait(seconds: float) -> str:

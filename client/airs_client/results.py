@@ -55,6 +55,8 @@ class Eta:
     seconds: float
     low: float | None = None
     high: float | None = None
+    in_time: bool = True
+    """False: some of it times out by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,6 +281,44 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Devices that models share, and whether replicas move between these."""
+
+    id: str
+    kind: str = ""
+    devices: int = 0
+    devices_used: int = 0
+    rebalancing: str = ""
+    """`off`, `dry_run` or `on`."""
+    found: str = ""
+    """What the rebalancer last found; empty before its first round."""
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """Another number of replicas for a model."""
+
+    model: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """A round of the rebalancer; its moves were made if it is `applied`."""
+
+    id: int
+    at: datetime | None = None
+    mode: str = ""
+    outcome: str = ""
+    applied: bool = False
+    moves: tuple[Move, ...] = ()
+    reason: str = ""
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Page(Generic[T]):
     """Part of a list; `next` is the cursor of the following part, None at the end."""
 
@@ -436,6 +476,36 @@ def model_from(raw: Raw) -> Model:
     )
 
 
+def pool_from(raw: Raw) -> Pool:
+    return Pool(
+        id=_text(raw, "id"),
+        kind=_text(raw, "kind"),
+        devices=_count(raw, "devices"),
+        devices_used=_count(raw, "devices_used"),
+        rebalancing=_text(raw, "rebalancing"),
+        found=_text(_mapping(raw, "outlook"), "reason"),
+        raw=raw,
+    )
+
+
+def decision_from(raw: Raw) -> Decision:
+    moves = raw.get("moves")
+    return Decision(
+        id=_count(raw, "id"),
+        at=_instant(raw, "at"),
+        mode=_text(raw, "mode"),
+        outcome=_text(raw, "outcome"),
+        applied=raw.get("applied") is True,
+        moves=tuple(
+            Move(model=_text(m, "model"), before=_count(m, "before"), after=_count(m, "after"))
+            for m in (moves if isinstance(moves, list) else ())
+            if isinstance(m, Mapping)
+        ),
+        reason=_text(raw, "reason"),
+        raw=raw,
+    )
+
+
 def distributions_from(raw: Raw) -> Distributions:
     return Distributions(
         requests=_count(raw, "requests"),
@@ -456,7 +526,12 @@ _SOURCES = tuple(Sources.__dataclass_fields__)
 def _eta(raw: object) -> Eta | None:
     if not isinstance(raw, Mapping) or (seconds := _number(raw, "seconds")) is None:
         return None
-    return Eta(seconds=seconds, low=_number(raw, "low"), high=_number(raw, "high"))
+    return Eta(
+        seconds=seconds,
+        low=_number(raw, "low"),
+        high=_number(raw, "high"),
+        in_time=raw.get("in_time") is not False,
+    )
 
 
 def _forecast(raw: object) -> Forecast | None:

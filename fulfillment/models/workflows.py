@@ -146,6 +146,11 @@ class Workflow(models.Model):
         return self.public_id
 
     @property
+    def due_at(self) -> datetime:
+        """When what is open times out: at the deadline, or at a max duration before it."""
+        return min(self.deadline_at, self.ends_at)
+
+    @property
     def accepted_at(self) -> datetime:
         """When the current round was accepted: its deadline and max duration count from here."""
         return self.round_at or self.created_at

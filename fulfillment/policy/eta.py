@@ -202,6 +202,14 @@ def _between(one: float, other: float, weight: float) -> float:
     return exp((1 - weight) * log(one) + weight * log(other))
 
 
-def rounded(of: Forecast) -> Mapping[str, int]:
-    """Return whole seconds, the range outward."""
-    return {"seconds": ceil(of.seconds), "low": floor(of.low), "high": ceil(of.high)}
+def rounded(of: Forecast, *, due_s: float) -> Mapping[str, int]:
+    """Return whole seconds, the range outward, and whether that is in time.
+
+    `due_s`: until what is open then times out. A forecast that had to end there is not in time.
+    """
+    return {
+        "seconds": ceil(of.seconds),
+        "low": floor(of.low),
+        "high": ceil(of.high),
+        "in_time": of.seconds < due_s,
+    }

@@ -13,6 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.acceptance.stack import Stack, Stub, ndjson, rows, until
 from tests.browser.conftest import log_in
+from tests.browser.pages import FULFILLMENT, MODELS, act, errors, fill, save
 from tests.fakes import Step, scripted
 
 pytestmark = [
@@ -21,8 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-FULFILLMENT = "/admin/fulfillment"
-MODELS = "/admin/models_admin"
 HOSTILE = (
     "<script>window.__qa=1</script>",
     '"><img src=x onerror=window.__qa=1>',
@@ -35,40 +34,6 @@ HOSTILE = (
 )
 """Texts of strangers that run, or change the page, where they are not escaped."""
 TAGS = ("<script>window", "<img src=x", "<svg onload", "<a href=javascript", "<b>bold")
-
-
-def fill(page: Page, **fields: str) -> None:
-    for name, value in fields.items():
-        control = page.locator(f"#id_{name}")
-        if control.evaluate("e => e.tagName") == "SELECT":
-            control.select_option(value)
-        else:
-            control.fill(value)
-
-
-def save(page: Page) -> None:
-    with page.expect_navigation():
-        page.click("input[name=_save]")
-
-
-def errors(page: Page) -> dict[str, str]:
-    """Return the texts beside the fields of a form, by field; '' is the top."""
-    found: dict[str, str] = {}
-    for problem in page.locator("ul.errorlist").all():
-        row = problem.locator("xpath=ancestor::div[contains(@class, 'field-')][1]")
-        classes = row.get_attribute("class").split() if row.count() else [""]  # type: ignore[union-attr]
-        field = next((c.removeprefix("field-") for c in classes if c.startswith("field-")), "")
-        found[field] = problem.inner_text()
-    return found
-
-
-def act(page: Page, row: str, action: str) -> str:
-    """Choose a row of the list that is shown and do something to it; return what is said."""
-    page.locator("#result_list tr", has_text=row).locator("input.action-select").check()
-    page.select_option("select[name=action]", action)
-    with page.expect_navigation():
-        page.click("button[name=index]")
-    return page.locator(".messagelist").inner_text()
 
 
 def rated(stack: Stack, documents: list[dict[str, Any]], name: str, rater: str = "stub") -> str:

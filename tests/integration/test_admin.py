@@ -11,7 +11,15 @@ from pytest_django import Settings
 
 from fulfillment import raters, tokens
 from fulfillment.admin import BigTableAdmin
-from fulfillment.models import ApiToken, ExecutorBoot, Rater, ServiceRun, Workflow
+from fulfillment.clock import database_now
+from fulfillment.models import (
+    ApiToken,
+    ExecutorBoot,
+    OwnerUsage,
+    Rater,
+    ServiceRun,
+    Workflow,
+)
 from fulfillment.policy.lifecycle import BatchState, RequestState, WorkflowState
 from tests import builders
 from tests.builders import MODEL, NOW
@@ -123,6 +131,20 @@ def test_state_is_read_only(admin: Client, name: str) -> None:
     assert admin.get(url(name, "add/")).status_code == 403
     assert admin.post(url(name, f"{rows[name].pk}/delete/"), {"post": "yes"}).status_code == 403
     assert admin.post(url(name, f"{rows[name].pk}/change/"), {"name": "x"}).status_code == 403
+
+
+def test_the_page_of_a_workflow_says_when_its_owner_is_over_its_share(admin: Client) -> None:
+    workflow = builders.workflow(owner="flood")
+    page = url("workflow", f"{workflow.pk}/change/")
+
+    before = admin.get(page).content.decode()
+    OwnerUsage.objects.create(
+        rater_version=workflow.rater_version, owner="flood", recent=9, contended=9, used=0.5,
+        allowed=0.2, written_at=database_now(),
+    )  # fmt: skip
+
+    assert "Is not over its share." in before
+    assert "took 50% of the rater of late" in admin.get(page).content.decode()
 
 
 def test_lists_of_big_tables_never_count_or_sort_them(

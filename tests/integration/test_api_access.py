@@ -1,10 +1,12 @@
 """Tokens, roles, and how everything that goes wrong is answered."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.exceptions import DisallowedHost
+from django.core.management import call_command
 from django.db import InterfaceError, OperationalError
 from django.test import Client, RequestFactory
 from pytest_django import Settings
@@ -326,6 +328,10 @@ def test_what_fails_before_a_view_is_a_problem_document_too() -> None:
         (status, PROBLEM) for status in (400, 403, 404, 500)
     ]
     assert problems.server_error(page)["Content-Type"].startswith("text/html")
+
+
+def test_the_schema_is_made_without_a_warning(tmp_path: Path) -> None:
+    call_command("spectacular", validate=True, fail_on_warn=True, file=str(tmp_path / "schema"))
 
 
 def test_the_schema_is_valid_and_served_with_its_viewer() -> None:

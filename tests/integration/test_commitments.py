@@ -21,9 +21,11 @@ from fulfillment import (
     queue_history,
     recovery,
 )
+from fulfillment.api_schema import forecast_as_json
 from fulfillment.clock import database_now
 from fulfillment.costs import Servers
 from fulfillment.models import (
+    Flow,
     QueueSample,
     Rater,
     RaterCost,
@@ -95,6 +97,7 @@ def sample(
         "rater_id": RATER,
         "priority_class": PriorityClass.MIDDLE,
         "period_s": 30,
+        "oldest_s": 60 if ready else None,
         "open_requests": ready * 10,
         "ended": worked,
         "model_calls": worked // 10,
@@ -131,6 +134,16 @@ class TestWhatABatchTakes:
         assert 10 * found.call_seconds_a_request == pytest.approx(8.0)
         assert (found.exact, found.servers, found.requests) == (True, 2, 600)
         assert (found.measured_at, found.read_to) == (NOW, NOW)
+
+    def test_work_that_came_between_two_samples_did_not_wait_all_the_time(self) -> None:
+        DIRECTORY.live = [Replica(key="r1"), Replica(key="r2")]
+        sample(NOW - MINUTE / 2, ready=1, oldest_s=29)
+        sample(NOW, ready=1, worked=20, call_seconds=16, oldest_s=2)
+
+        found = learned()
+
+        assert found is not None
+        assert not found.exact
 
     def test_a_sample_is_learned_from_once(self) -> None:
         sample(NOW, worked=600, call_seconds=6)
@@ -284,6 +297,37 @@ class TestRenewal:
 
         # Ten batches of three seconds, and ten of one that its rater's mean counts for.
         assert said(of).seconds_a_batch == pytest.approx(2.0)
+
+    def test_its_eta_is_not_past_its_max_duration_and_says_what_is_not_in_time(self) -> None:
+        cost(1.0)
+        later = NOW + MINUTE
+        ends_at = later + MINUTE
+        of = builders.workflow(
+            stats={"received": 2_600, "completed": 600, "from_model": 600},
+            batch_size=10, started_at=NOW, deadline_at=NOW + HOUR, ends_at=ends_at,
+        )  # fmt: skip
+        Flow.objects.create(
+            workflow_id=of.pk, at=later, ended=600, worked=600, model_calls=60,
+            accelerator_seconds=60,
+        )  # fmt: skip
+
+        commitments.run_once(later)
+
+        assert forecast_as_json(said(of))["eta"] == {
+            "seconds": 60,
+            "low": 60,
+            "high": 60,
+            "in_time": False,
+        }
+
+    def test_a_max_duration_before_the_deadline_is_what_is_planned_for(self) -> None:
+        cost(1.0)
+        of = workflow(2_000, ends_at=NOW + HOUR / 2)
+
+        commitments.run_once(NOW)
+
+        assert said(of).deadline_at == NOW + HOUR / 2
+        assert said(of).share == pytest.approx(NEW_MARGIN * 1_800 / 2_000)
 
     def test_what_is_paused_late_or_served_by_nobody_is_not_forecast(self) -> None:
         cost(1.0)

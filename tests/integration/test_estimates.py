@@ -282,10 +282,21 @@ class TestFeasibility:
         assert (answer["feasible"], answer["share_in_time"]) == (True, 1.0)
         assert answer["remedies"] == []
         assert answer["eta"]["low"] <= 5 <= answer["eta"]["high"]
+        assert answer["eta"]["in_time"]
         capacity = answer["capacity"]
         assert (capacity["servers"], capacity["kind"]) == (1, "replicas")
         assert (capacity["seconds_a_batch"], capacity["batches_per_s"]) == (1.0, 1.0)
         assert capacity["measured_requests"] == 1_000
+
+    def test_a_max_duration_before_the_deadline_counts_as_one(self) -> None:
+        cost(100.0)
+
+        answer = estimate(rows(*range(50)), "&deadline_s=7200&max_duration_s=200")
+
+        assert (answer["eta"]["seconds"], answer["eta"]["in_time"]) == (200, False)
+        assert answer["share_in_time"] == pytest.approx(NEW_MARGIN * 2 / 5)
+        assert change(answer, "deadline_s") is None
+        assert change(answer, "replicas") == ceil(5 / (NEW_MARGIN * 2))
 
     def test_what_does_not_fit_says_how_much_and_what_would_help(self) -> None:
         cost(100.0)
@@ -293,6 +304,7 @@ class TestFeasibility:
         answer = estimate(rows(*range(50)), "&deadline_s=200")
 
         assert answer["feasible"] is False
+        assert (answer["eta"]["seconds"], answer["eta"]["in_time"]) == (200 + 120, False)
         fit = NEW_MARGIN * 2
         assert answer["share_in_time"] == pytest.approx(fit / 5)
         assert f"{5 - fit:.1f} of 5.0 batches" in answer["reason"]
@@ -432,7 +444,7 @@ class TestFeasibility:
 
         assert (answer["feasible"], answer["share_in_time"]) == (True, 1.0)
         assert answer["accelerator_seconds"] == 0
-        assert answer["eta"] == {"seconds": 0, "low": 0, "high": 0}
+        assert answer["eta"] == {"seconds": 0, "low": 0, "high": 0, "in_time": True}
 
 
 class TestPromotion:

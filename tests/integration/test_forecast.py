@@ -130,7 +130,22 @@ def test_a_planned_retry_is_waited_for_and_the_end_is_never_passed() -> None:
     assert eta(of)["seconds"] == 1_200
     Workflow.objects.filter(pk=of.pk).update(ends_at=LATER + timedelta(minutes=5))
     of.refresh_from_db()
-    assert eta(of) == {"seconds": 300, "low": 300, "high": 300}
+    assert eta(of) == {"seconds": 300, "low": 300, "high": 300, "in_time": False}
+
+
+def test_an_end_after_the_deadline_or_the_max_duration_is_not_in_time() -> None:
+    of = workflow(1_200, worked=600)
+    said = []
+    for deadline_s, ends_s in ((121, 121), (119, 240), (240, 119)):
+        of.deadline_at = LATER + timedelta(seconds=deadline_s)
+        of.ends_at = LATER + timedelta(seconds=ends_s)
+        said.append(eta(of))
+
+    assert [(found["seconds"], found["in_time"]) for found in said] == [
+        (120, True),
+        (120, False),
+        (119, False),
+    ]
 
 
 def test_many_questions_are_one_look_at_the_queue(django_assert_num_queries: Any) -> None:

@@ -1,6 +1,6 @@
 """The hosting pages of the admin, through the test client."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from models_admin import services
+from models_admin.clock import database_now
 from models_admin.models import (
     AcceleratorPool,
     ModelConfig,
     ModelServer,
     PoolOutlook,
     RebalanceDecision,
+    UtilizationSample,
 )
 from models_admin.policy.reconcile import ServerState
 
@@ -347,3 +349,59 @@ def test_decisions_are_listed_with_filters_and_only_read(browser: Client) -> Non
     one = RebalanceDecision.objects.first()
     assert one is not None
     assert 'name="_save"' not in page(browser, f"{path}{one.pk}/change/")
+
+
+def sample(model_id: str, *, at: datetime, pool_id: str = "box", busy_s: float = 6.0) -> None:
+    UtilizationSample.objects.create(
+        at=at, agent="local", model_id=model_id, pool_id=pool_id, replicas=1, busy_s=busy_s,
+        replica_s=8.0,
+    )  # fmt: skip
+
+
+def test_samples_of_use_are_listed_with_filters_and_only_read(browser: Client) -> None:
+    AcceleratorPool.objects.create(id="box")
+    services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0", pool="box")
+    sample("mini", at=NOW)
+    sample("gone", at=NOW, busy_s=2.0)
+    sample("mini", at=NOW + timedelta(days=40), pool_id="other", busy_s=4.0)
+    path = "/admin/models_admin/utilizationsample/"
+
+    found = {
+        query: {share for share in ("75.0%", "25.0%", "50.0%") if share in page(browser, query)}
+        for query in (
+            path,
+            f"{path}?model_id=mini",
+            f"{path}?pool_id=box",
+            f"{path}?q=gone",
+            f"{path}?at__year=2026&at__month=1",
+        )
+    }
+
+    assert list(found.values()) == [
+        {"75.0%", "25.0%", "50.0%"},
+        {"75.0%", "50.0%"},
+        {"75.0%", "25.0%"},
+        {"25.0%"},
+        {"75.0%", "25.0%"},
+    ]
+    assert "?model_id=mini" in page(browser, path)
+    assert browser.get(f"{path}add/").status_code == 403
+    one = UtilizationSample.objects.first()
+    assert one is not None
+    assert 'name="_save"' not in page(browser, f"{path}{one.pk}/change/")
+    assert browser.post(f"{path}{one.pk}/delete/", {"post": "yes"}).status_code == 403
+
+
+def test_pages_of_a_model_and_of_its_pool_say_how_busy_they_were(browser: Client) -> None:
+    AcceleratorPool.objects.create(id="box")
+    for name in ("mini", "idle"):
+        services.register_model(name, now=NOW, kind="hosted", checkpoint="tiny:0", pool="box")
+    now = database_now()
+    sample("mini", at=now)
+    sample("mini", at=now - timedelta(hours=2), busy_s=2.0)
+    sample("other", at=now, busy_s=0.0)
+    pool = "/admin/models_admin/acceleratorpool/box/change/"
+
+    assert "75.0% in the last hour, 50.0% in the last day" in page(browser, change_page("mini"))
+    assert "No replica lived in the last day." in page(browser, change_page("idle"))
+    assert "37.5% in the last hour, 33.3% in the last day" in page(browser, pool)

@@ -126,3 +126,27 @@ def test_slots_are_replicas_or_calls() -> None:
         "own": Slots(hosted=True, count=3),
         "theirs": Slots(hosted=False, count=7),
     }
+
+
+def test_the_duty_cycle_of_a_model_and_of_a_pool_is_known_for_spans_up_to_now() -> None:
+    day, hour = timedelta(days=1), timedelta(hours=1)
+    for ago, model, pool, busy_s in (
+        (timedelta(0), "m", "p", 9.0),
+        (hour, "m", "p", 3.0),
+        (hour, "n", "p", 0.0),
+        (day, "m", "p", 10.0),
+        (-SECOND, "m", "p", 10.0),
+        (hour, "other", "q", 10.0),
+    ):
+        UtilizationSample.objects.create(
+            at=NOW - ago, agent="local", model_id=model, pool_id=pool, replicas=1, busy_s=busy_s,
+            replica_s=10.0,
+        )  # fmt: skip
+
+    def duty(**of: str) -> list[float | None]:
+        return utilisation.duty([hour, day], now=NOW, **of)
+
+    assert duty(model_id="m") == [0.9, 0.6]
+    assert duty(model_id="n") == [None, 0.0]
+    assert duty(pool_id="p") == [0.9, 0.4]
+    assert duty(model_id="nobody") == [None, None]

@@ -20,6 +20,7 @@ from airs_client import (
     Conflict,
     Estimate,
     InvalidInput,
+    Move,
     NotFound,
     RateLimited,
     Retries,
@@ -319,6 +320,31 @@ def test_raters_and_models_are_typed_and_keep_what_is_new(client: Client) -> Non
     assert (rater.autorater, rater.score_max) == ("needs_met", 1.0)
     assert (model.kind, model.raw["protocol"]) == ("hosted", "oip")
     assert [item.id for item in client.models.list().items] == ["minilm"]
+
+
+def test_pools_are_read_with_their_decisions_and_rebalanced(api: FakeApi, client: Client) -> None:
+    move = {"model": "north", "before": 2, "after": 3}
+    decision = {"id": 8, "at": "2026-11-30T15:02:00Z", "applied": True, "moves": [move]}
+    api.decisions = [decision | {"mode": "on", "outcome": "moves", "reason": "because"}]
+
+    (listed,) = client.pools.list().items
+    assert listed == client.pools.get("box")
+    assert (listed.devices_used, listed.rebalancing, listed.found) == (3, "off", "all are met")
+    page = client.pools.decisions("box")
+    assert page.items[0].moves == (Move(model="north", before=2, after=3),)
+    assert (page.items[0].applied, page.items[0].reason, page.next) == (True, "because", "7")
+    assert client.pools.rebalance("box", "dry_run").rebalancing == "dry_run"
+
+    async def use() -> tuple[Any, ...]:
+        async with AsyncClient(api.url, TOKEN) as other:
+            return (
+                (await other.pools.list()).items,
+                await other.pools.get("box"),
+                await other.pools.decisions("box"),
+                (await other.pools.rebalance("box", "on")).rebalancing,
+            )
+
+    assert asyncio.run(use()) == ((listed,), listed, page, "on")
 
 
 def test_the_asynchronous_client_does_the_same(api: FakeApi, rows: Path) -> None:

@@ -383,6 +383,10 @@ def test_status_shows_the_time_line_and_how_requests_waited(airs: Airs, api: Fak
         ("-o", "json", "raters", "show", "needs_met"),
         ("models", "list", "-o", "json"),
         ("models", "show", "minilm", "-o", "json"),
+        ("pools", "list", "-o", "json"),
+        ("pools", "show", "box", "-o", "json"),
+        ("pools", "decisions", "box", "-o", "json"),
+        ("pools", "rebalance", "box", "on", "-o", "json"),
         ("archive", "explain", "-r", "needs_met", '{"query": "q"}', "-o", "json"),
         ("archive", "purge", "-r", "needs_met", "-o", "json"),
         ("-o", "json", "archive", "purge-state", "prg_1"),
@@ -421,6 +425,29 @@ def test_raters_and_models_are_listed_and_shown(airs: Airs) -> None:
     assert "score_max  1.0" in airs("raters", "show", "needs_met").out
     assert "minilm  hosted  oip       READY" in airs("models", "list").out
     assert "protocol  oip" in airs("models", "show", "minilm").out
+
+
+def test_pools_are_listed_with_their_decisions_and_rebalanced(airs: Airs, api: FakeApi) -> None:
+    move = {"model": "north", "before": 2, "after": 3}
+    decision = {"at": "2026-11-30T15:02:00Z", "outcome": "moves", "moves": [move], "reason": "so"}
+    api.decisions = [
+        decision | {"mode": "on", "applied": True},
+        decision | {"mode": "dry_run", "applied": False},
+        {"mode": "on", "outcome": "steady", "applied": False, "moves": [], "reason": "quiet"},
+    ]
+
+    assert "box  gpu   3 of 4        off          all are met" in airs("pools", "list").out
+    assert "rebalancing   off" in airs("pools", "show", "box").out
+    decided = airs("pools", "decisions", "box")
+    assert [re.split(r" {2,}", line) for line in decided.out.splitlines()[1:]] == [
+        ["2026-11-30 15:02:00 UTC", "on", "moves", "north 2 → 3", "so"],
+        ["2026-11-30 15:02:00 UTC", "dry_run", "moves", "(north 2 → 3)", "so"],
+        ["", "on", "steady", "quiet"],
+    ]
+    assert "airs pools decisions box --cursor 7" in decided.err
+    assert not airs("pools", "decisions", "box", "--cursor", "7").err
+    assert airs("pools", "rebalance", "box", "dry_run").out == "box dry_run\n"
+    assert airs("pools", "rebalance", "box", "perhaps").code == 2
 
 
 @pytest.mark.parametrize(
@@ -626,6 +653,8 @@ def test_wrong_usage_ends_with_2_before_anything_is_sent(
         ("cancel", "ids/with?odd#signs"),
         ("raters", "show", "absent"),
         ("models", "show", "absent"),
+        ("pools", "show", "absent"),
+        ("pools", "rebalance", "absent", "on"),
         ("submit", "rows.jsonl", "--rater", "absent"),
     ],
 )
@@ -725,7 +754,7 @@ ESTIMATE = {
     "accelerator_seconds": 1_234.56,
     "deadline_s": 600,
     "priority": 50,
-    "eta": {"seconds": 900, "low": 800, "high": 1_100},
+    "eta": {"seconds": 900, "low": 800, "high": 1_100, "in_time": False},
     "feasible": False,
     "share_in_time": 0.9999,
     "reason": "50.0 of 150.0 batches do not fit",
@@ -760,7 +789,7 @@ def test_an_estimate_says_what_a_file_costs_and_what_would_help(
         "model calls    150\n"
         "accelerator    1,234.6 s\n"
         "priority       50\n"
-        "ETA            15 min 00 s (13 min 20 s to 18 min 20 s)\n"
+        "ETA            15 min 00 s (13 min 20 s to 18 min 20 s), not all in time\n"
         "in time        no, not within 10 min 00 s\n"
         "share in time  99.9 %\n"
         "why            50.0 of 150.0 batches do not fit\n"

@@ -75,8 +75,9 @@ def test_a_forecast_is_a_range_around_its_middle_and_never_past_the_end(
     if found is not None:
         assert 0 <= found.low <= found.seconds <= found.high <= most_s
         assert all(math.isfinite(x) for x in (found.low, found.seconds, found.high))
-        whole = rounded(found)
+        whole = rounded(found, due_s=most_s)
         assert 0 <= whole["low"] <= whole["seconds"] <= whole["high"]
+        assert whole["in_time"] == (found.seconds < most_s)
 
 
 @given(jobs, st.integers(1, 10_000), st.lists(jobs, max_size=8), paces, paces)
