@@ -48,13 +48,16 @@ def ring(**signal: Any) -> None:
 
 
 def listen(*, timeout_s: float) -> Sequence[dict[str, Any]]:
-    """Wait for a ring and return all signals there are; empty after `timeout_s`.
+    """Wait for a ring and return all signals there are; empty after `timeout_s`, which may be 0.
 
     Raises redis.RedisError when the broker is away: the caller must wait by itself.
     """
     client = _client()
-    rung: Any = client.blpop([_KEY], timeout=timeout_s)
-    if rung is None:
-        return []
+    signals: list[Any] = []
+    if timeout_s:  # to Redis, 0 is for ever
+        rung: Any = client.blpop([_KEY], timeout=timeout_s)
+        if rung is None:
+            return []
+        signals.append(rung[1])
     more: Any = client.lpop(_KEY, _MOST) or []
-    return [orjson.loads(data) for data in (rung[1], *more)]
+    return [orjson.loads(data) for data in (*signals, *more)]

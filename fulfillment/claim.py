@@ -15,7 +15,7 @@ from typing import Protocol
 from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 
-from fulfillment import archive, arrays, completion, ending, leases, outcomes, prepared
+from fulfillment import archive, arrays, completion, ending, given_up, leases, outcomes, prepared
 from fulfillment.outcomes import Outcome
 from fulfillment.policy import ordering
 from fulfillment.policy.freshness import fresh_after
@@ -42,8 +42,8 @@ class Room(Protocol):
     def grants(self, cls: PriorityClass, wanted: Sequence[int]) -> list[Grant]:
         """Grant replica and calls to batches of a class, which want so many calls at once each."""
 
-    def take(self, cls: PriorityClass, granted: Iterable[Grant]) -> None:
-        """Count batches that were just sent."""
+    def take(self, cls: PriorityClass, granted: Mapping[int, Grant]) -> None:
+        """Count batches that were just sent, by their id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +55,20 @@ class Pass:
     waiting: int = 0
     calls: int = 0
     """That the batches sent will make, if nothing has to be asked again."""
+    missing: int = 0
+    """Batches that were picked and not there: they are gone, or somebody else holds them."""
     full: bool = False
     """Whether more could be claimed at once: it ended or parked items instead of sending them."""
+
+    def __add__(self, other: "Pass") -> "Pass":
+        return Pass(
+            sent=self.sent + other.sent,
+            ended=self.ended + other.ended,
+            waiting=self.waiting + other.waiting,
+            calls=self.calls + other.calls,
+            missing=self.missing + other.missing,
+            full=self.full or other.full,
+        )
 
 
 @dataclass(slots=True)
@@ -85,14 +97,15 @@ class _Claimed:
 
 def claim(picks: Sequence[ordering.Pick], *, room: Room, now: datetime) -> tuple[Claims, Pass]:
     """Claim what the policy picked; return what is to be published after COMMIT."""
+    asked = sum(pick.batches for pick in picks)
     with transaction.atomic(), connection.cursor() as cursor:
         # Nobody waits for the disk: where a crash of PostgreSQL loses a claim, its batches are as
         # they were, and whoever got its message may take them over only if nobody else did.
         cursor.execute("SET LOCAL lock_timeout = '200ms'; SET LOCAL synchronous_commit = off")
         batches = _pick(cursor, picks)
         if not batches:
-            return {}, Pass()
-        facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches})
+            return {}, Pass(missing=asked)
+        facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches}, now)
         batches = [batch for batch in batches if batch.workflow_id in facts]
         # Of equal items the most urgent one is sent: it must not wait for its like in a backlog.
         ours = _take_off(cursor, sorted(batches, key=lambda batch: facts[batch.workflow_id].cls))
@@ -114,6 +127,7 @@ def claim(picks: Sequence[ordering.Pick], *, room: Room, now: datetime) -> tuple
         ended=len(ended),
         waiting=sum(bool(batch.waits) and not batch.replica for batch in batches),
         calls=sum(room.wanted(batch.sent.bit_count()) for batch in batches if batch.replica),
+        missing=asked - len(batches),
         full=sent + put_back < len(batches),
     )
 
@@ -138,7 +152,9 @@ def look_again(now: datetime) -> int:
         batches = _claimed(cursor)
         if not batches:
             return 0
-        facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches}, states=STARTED)
+        facts = _workflow_facts(
+            cursor, {batch.workflow_id for batch in batches}, now, states=STARTED
+        )
         batches = [batch for batch in batches if batch.workflow_id in facts]
         ended = _second_look(cursor, batches, facts, {}, now)
         ids = arrays.integers(batch.id for batch in batches)
@@ -232,6 +248,7 @@ class _Facts:
 
     priority: int
     best_effort: bool
+    """Also where it was given up."""
     bypass: bool
     fresh_after: datetime
     started: bool
@@ -251,18 +268,23 @@ class _Facts:
 
 
 def _workflow_facts(
-    cursor: CursorWrapper, ids: set[int], *, states: Iterable[WorkflowState] = DISPATCHED
+    cursor: CursorWrapper,
+    ids: set[int],
+    now: datetime,
+    *,
+    states: Iterable[WorkflowState] = DISPATCHED,
 ) -> dict[int, _Facts]:
     """Read again what may have changed since the order was made; ended ones are left out."""
     prepared.execute(
         cursor,
-        """
-        SELECT w.id, w.priority, w.best_effort, w.max_age_s, w.bypass, r.freshness_s,
+        f"""
+        SELECT w.id, w.priority, {given_up.BEST_EFFORT}, w.max_age_s, w.bypass, r.freshness_s,
                w.started_at IS NOT NULL, clock_timestamp()
         FROM fulfillment_workflow w JOIN fulfillment_rater r ON r.id = w.rater_id
+        {given_up.forecast("%s::timestamptz")}
         WHERE w.id = ANY(%s::bigint[]) AND w.state = ANY(%s::int[])
         """,
-        [arrays.integers(ids), arrays.integers(states)],
+        [now, arrays.integers(ids), arrays.integers(states)],
     )
     return {
         workflow_id: _Facts(
@@ -270,16 +292,16 @@ def _workflow_facts(
             best_effort=best_effort,
             bypass=bypass,
             fresh_after=fresh_after(
-                now=now,
+                now=read_at,
                 freshness_s=freshness_s,
                 max_age_s=max_age_s,
-                accepted_at=now,
+                accepted_at=read_at,
                 bypass=False,
             ),
             started=started,
         )
         for (
-            workflow_id, priority, best_effort, max_age_s, bypass, freshness_s, started, now,
+            workflow_id, priority, best_effort, max_age_s, bypass, freshness_s, started, read_at,
         ) in cursor.fetchall()
     }  # fmt: skip
 
@@ -385,10 +407,10 @@ def _name_replicas(batches: Sequence[_Claimed], facts: Mapping[int, _Facts], roo
             by_class[facts[batch.workflow_id].cls].append(batch)
     for cls in sorted(by_class):
         wanted = [room.wanted(batch.sent.bit_count()) for batch in by_class[cls]]
-        granted = room.grants(cls, wanted)
-        for batch, grant in zip(by_class[cls], granted, strict=False):
+        granted = list(zip(by_class[cls], room.grants(cls, wanted), strict=False))
+        for batch, grant in granted:
             batch.replica, batch.calls = grant.replica, grant.calls
-        room.take(cls, granted)
+        room.take(cls, {batch.id: grant for batch, grant in granted})
 
 
 def _write(

@@ -20,12 +20,14 @@ from django.db import OperationalError, connection
 
 from fulfillment import leases, prepared
 from fulfillment.claim import Pass, claim
-from fulfillment.model_directory import ModelDirectory, Replica
+from fulfillment.fleet import Fleet
+from fulfillment.held import Held
+from fulfillment.model_directory import ModelDirectory
 from fulfillment.policy import fairness, lines, ordering, traffic
 from fulfillment.policy.fairness import OverShare
-from fulfillment.policy.priority import PriorityClass, priority_class, raised_step
+from fulfillment.policy.priority import PriorityClass, raised_step
 from fulfillment.ready import Sight, VersionLoad
-from fulfillment.windows import Held, Room, Windows
+from fulfillment.windows import Room, Windows
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Memory:
     orders: dict[int, ordering.Memory] = field(default_factory=dict)
     over: dict[int, Mapping[str, OverShare]] = field(default_factory=dict)
     """Owners over their share, by rater version, as they were when it was last served."""
+    held: Held = field(default_factory=Held)
     windows: Windows = field(default_factory=Windows)
     buckets: dict[str, traffic.Bucket] = field(default_factory=dict)
     """Of raters with a `max_qps`. Executors pace the calls of a batch; those that they could not
@@ -75,6 +78,7 @@ def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime)
     # Whoever brings or changes work says nothing else.
     if not all(signals):
         memory.sight.ring()
+    memory.held.ring(s["replica"] for s in signals if "replica" in s)
     for replica in {s["replica"] for s in signals if s.get("away")}:
         memory.resting[replica] = now + REST
     # A clock that was set back must not let them rest until it catches up.
@@ -107,61 +111,45 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     if not total_slots:
         return Pass()
     usages = {version_id: order.usage for version_id, order in memory.orders.items()}
-    versions = memory.sight.look(now, usages)
+    sight = memory.sight
+    versions = sight.look(now, usages)
     if not versions:
         return Pass()
-    held = _held()
-    replicas = [r for r in directory.replicas(now) if r.key not in memory.resting]
-    rooms = {v.version_id: _room(v, replicas, held, memory, now) for v in versions}
-    served = [v for v in versions if v.plugin_version in plugins.get(v.autorater, ())]
+    memory.held.look(now)
+    fleet = Fleet(directory, resting=memory.resting, held=memory.held, now=now)
+    # Of many raters most are full at any time: a few hundred nanoseconds each.
+    served = [
+        version
+        for version in versions
+        if fleet.may_take(version) and version.plugin_version in plugins.get(version.autorater, ())
+    ]
+    rooms = {version.version_id: fleet.room(version, memory.windows) for version in served}
     shares = traffic.slots_for(
         {
-            str(v.version_id): min(rooms[v.version_id].most, memory.sight.wanted(v))
-            for v in served
+            str(version.version_id): min(rooms[version.version_id].most, sight.wanted(version))
+            for version in served
         },
-        max(0, total_slots - sum(h.batches for h in held)),
-        {str(v.version_id): sum(h.batches for h in held if h.version_id == v.version_id)
-         for v in served},
+        total_slots - memory.held.total,
+        {str(version.version_id): memory.held.of(version.version_id) for version in served},
         total_slots,
-    )  # fmt: skip
+    )
     done = Pass()
     for version in served:
         share = shares[str(version.version_id)]
         if share > 0:
-            passed = _serve(version, rooms[version.version_id], share, now, memory, publish)
-            done = Pass(
-                sent=done.sent + passed.sent,
-                ended=done.ended + passed.ended,
-                waiting=done.waiting + passed.waiting,
-                calls=done.calls + passed.calls,
-                full=done.full or passed.full,
-            )
+            room = rooms[version.version_id]
+            pace = fleet.requests_per_s(version, room)
+            done += _serve(version, room, share, pace, now, memory, publish)
+    if total_slots > memory.held.total and any(
+        version.version_id in sight.short
+        and not sight.wanted(version)
+        and rooms[version.version_id].batches(PriorityClass.HIGH)
+        for version in served
+    ):
+        # There is room, and what was READY for it is used up: soon there is another reading.
+        sight.ring()
+        done = replace(done, full=True)
     return done
-
-
-def _room(
-    version: VersionLoad,
-    replicas: Sequence[Replica],
-    held: list[Held],
-    memory: Memory,
-    now: datetime,
-) -> Room:
-    return Room(
-        version_id=version.version_id,
-        replicas=[r for r in replicas if r.model_id == version.model_id and _serves(r, version)],
-        batch_size=version.batch_size,
-        isolated=version.isolated,
-        held=held,
-        windows=memory.windows,
-        now=now,
-    )
-
-
-def _serves(replica: Replica, version: VersionLoad) -> bool:
-    if not replica.managed:
-        return version.model_version == replica.version
-    # Of a model that we run, "" says on either side that the version was not known.
-    return not replica.version or version.model_version in {"", replica.version}
 
 
 def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
@@ -181,49 +169,44 @@ def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
     return sum(slots for slots, _ in rows), plugins
 
 
-def _held() -> list[Held]:
-    with connection.cursor() as cursor:
-        prepared.execute(
-            cursor,
-            """
-            SELECT b.replica, w.priority, w.best_effort, w.rater_version_id, count(*), sum(b.calls)
-            -- In order: no plan, made when tables were small, reads the index of all open ones.
-            FROM (SELECT workflow_id, replica, calls FROM fulfillment_batch
-                  WHERE state = 1 ORDER BY id LIMIT 1000000) AS b
-            JOIN fulfillment_workflow w ON w.id = b.workflow_id
-            GROUP BY 1, 2, 3, 4
-            """,
-        )
-        return [
-            Held(
-                replica=replica,
-                priority_class=priority_class(priority, best_effort=best_effort),
-                version_id=version_id,
-                batches=batches,
-                calls=calls,
-            )
-            for replica, priority, best_effort, version_id, batches, calls in cursor.fetchall()
-        ]
-
-
 def _serve(
     version: VersionLoad,
+    room: Room,
+    share: int,
+    requests_per_s: float | None,
+    now: datetime,
+    memory: Memory,
+    publish: Publish,
+) -> Pass:
+    """Fill the rater's share of the slots; for what is not there any more the next is sent."""
+    order = memory.sight.line_up(version, requests_per_s)
+    done = Pass()
+    while True:
+        passed = _send(version, order, room, share - done.sent, now, memory, publish)
+        done += passed
+        if not passed.missing:
+            return done
+
+
+def _send(
+    version: VersionLoad,
+    order: lines.Order,
     room: Room,
     share: int,
     now: datetime,
     memory: Memory,
     publish: Publish,
 ) -> Pass:
-    order = memory.orders.get(version.version_id, ordering.Memory())
-    order = replace(order, usage=fairness.aged(order.usage, now))
-    free = {cls: room.batches(cls) for cls in version.order}
+    sight = memory.sight
+    remembered = memory.orders.get(version.version_id, ordering.Memory())
+    free = {cls: room.batches(cls) for cls in order}
     decision = ordering.fill(
-        {cls: line for cls, line in version.order.items() if free[cls]},
+        {cls: line for cls, line in order.items() if free[cls]},
         room=min(share, max(free.values()), _batches_allowed(version, room, memory, now)),
-        memory=order,
-        taken=memory.sight.taken,
+        memory=replace(remembered, usage=fairness.aged(remembered.usage, now)),
+        taken=sight.taken_of(version),
     )
-    picks = _fitting(decision.picks, version.order, free)
+    picks = _fitting(decision.picks, order, free)
     if not picks:
         return Pass()
     try:
@@ -231,18 +214,24 @@ def _serve(
     except OperationalError as error:
         if "lock timeout" not in str(error):
             raise
-        # Somebody holds what we wanted; the next pass finds it.
+        # Somebody holds what we wanted; the next pass finds it. What the claim counted as out
+        # is not.
+        memory.held.forget()
         logger.info("claim met a lock", extra={"rater": version.rater_id})
         return Pass()
     memory.orders[version.version_id] = decision.memory
     memory.over[version.version_id] = {
-        owner: why for line in version.order.values() for owner, why in line.over.items()
+        owner: why for line in order.values() for owner, why in line.over.items()
     }
-    memory.sight.take(picks)
+    sight.take(version, picks)
+    # Whatever was READY when this pass read it has been tried; of what was READY before, more may
+    # be by now.
+    if passed.full or (passed.missing and sight.read_at != now):
+        sight.short.add(version.version_id)
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
         memory.buckets[version.rater_id] = traffic.spend(bucket, passed.calls)
-    top = _top(version, memory)
+    top = _top(order, sight.taken_of(version))
     for (step, cls), sent in claims.items():
         if top is not None and cls > top:
             step = raised_step(step, top)
@@ -257,10 +246,9 @@ def _serve(
     return replace(passed, full=passed.full or more)
 
 
-def _top(version: VersionLoad, memory: Memory) -> PriorityClass | None:
+def _top(order: lines.Order, taken: Mapping[int, int]) -> PriorityClass | None:
     """Return the highest class that still has READY batches."""
-    taken = memory.sight.taken
-    for cls, line in version.order.items():
+    for cls, line in order.items():
         if line.total > sum(n for w, n in taken.items() if w in line.ready):
             return cls
     return None

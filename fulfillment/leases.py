@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-from fulfillment import arrays, outcomes, prepared, scores
+from fulfillment import arrays, given_up, outcomes, prepared, scores
 from fulfillment.outcomes import Outcome
 from fulfillment.policy.batching import indices_of
 from fulfillment.policy.lifecycle import DISPATCHED, STARTED, BatchState, RequestState
@@ -48,6 +48,7 @@ class Taken(NamedTuple):
     lost: int
     priority: int
     best_effort: bool
+    """Also where its workflow was given up."""
     deadline_at: datetime
     max_attempts: int
     no_store: bool
@@ -78,7 +79,7 @@ def take_over(
     with connection.cursor() as cursor:
         prepared.execute(
             cursor,
-            """
+            f"""
             WITH ours AS (
                 SELECT b.id
                 FROM fulfillment_batch b
@@ -92,14 +93,15 @@ def take_over(
             UPDATE fulfillment_batch b
             SET boot_id = %s::uuid, task_id = %s::uuid, started_at = clock_timestamp(),
                 lease_until = clock_timestamp() + make_interval(secs => %s::float8)
-            FROM ours, fulfillment_workflow w, fulfillment_rater r, fulfillment_batchpayload p
+            FROM ours, fulfillment_workflow w {given_up.forecast("clock_timestamp()")},
+                 fulfillment_rater r, fulfillment_batchpayload p
             WHERE b.id = ours.id AND w.id = b.workflow_id AND w.state = ANY(%s::int[])
               AND w.deadline_at > clock_timestamp() AND r.id = w.rater_id AND p.batch_id = b.id
             RETURNING b.id, b.fence, b.replica, b.workflow_id, w.rater_version_id, w.rater_id,
                       b.positions, b.item_of,
                       replace(array_to_string(b.fingerprints, ','), '-', ''), b.sent_mask,
-                      b.attempts, b.lost, w.priority, w.best_effort, w.deadline_at, r.max_attempts,
-                      w.no_store, p.data, b.started_at, b.calls, b.tries, r.max_qps
+                      b.attempts, b.lost, w.priority, {given_up.BEST_EFFORT}, w.deadline_at,
+                      r.max_attempts, w.no_store, p.data, b.started_at, b.calls, b.tries, r.max_qps
             """,
             [
                 arrays.integers(batch_id for batch_id, _ in leases),

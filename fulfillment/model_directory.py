@@ -80,6 +80,14 @@ class Prospect(Protocol):
         """Return the replicas of a hosted model that serve a version, or will within minutes."""
 
 
+@runtime_checkable
+class Arrivals(Protocol):
+    """What a directory may know beyond it, too: which replicas are on their way."""
+
+    def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
+        """Return model and version of replicas that start; "" for a version not known yet."""
+
+
 def serves(replica: Replica, model_version: str) -> bool:
     """Say whether a replica rates for raters that are pinned to a version of its model."""
     if not replica.managed:
@@ -98,6 +106,7 @@ class LastKnown:
     def __init__(self, directory: ModelDirectory) -> None:
         self._directory = directory
         self._replicas: Sequence[Replica] = ()
+        self._coming: Sequence[tuple[str, str]] = ()
         self._away = False
 
     def describe(self, model_id: str) -> ModelDescription | None:
@@ -106,8 +115,18 @@ class LastKnown:
 
     def replicas(self, now: datetime) -> Sequence[Replica]:
         """Return what can be sent to now, or could when that was last known."""
+        self._ask(now)
+        return self._replicas
+
+    def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
+        """Return what was on its way when replicas were asked for last."""
+        return self._coming
+
+    def _ask(self, now: datetime) -> None:
         try:
             self._replicas = self._directory.replicas(now)
+            if isinstance(self._directory, Arrivals):
+                self._coming = self._directory.coming(now)
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:  # somebody else's code, perhaps over a network
@@ -116,7 +135,6 @@ class LastKnown:
             self._away = True
         else:
             self._away = False
-        return self._replicas
 
 
 def model_directory() -> ModelDirectory:

@@ -7,17 +7,16 @@ forced its end. Pausing it, or another deadline or priority class, begins a new 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import connection
 
-from fulfillment import arrays, prepared
+from fulfillment import arrays, given_up, prepared
 from fulfillment.demands import Said
 from fulfillment.models import WorkflowForecast
 from fulfillment.policy.lifecycle import EndingReason, WorkflowState
 
-BELIEVED = timedelta(minutes=5)
-"""A forecast, or a count of replicas, that is older says nothing any more."""
+BELIEVED = given_up.BELIEVED
 
 # Whether what was said first was about the same.
 _STANDS = """

@@ -1,10 +1,11 @@
 """What is READY, by rater version, and in which order it is served.
 
 Reading it costs some microseconds a workflow that waits. While few wait, every pass reads it
-anew; of thousands, a reading is believed for a while that grows with what it took (so that reading
+anew; of more, a reading is believed for a while that grows with what it took (so that reading
 takes a fifth of the time at most), less what has been claimed since, and less long once somebody
 rang. What is missed meanwhile (a retry that came due) is seen at the next reading; what is gone (a
-workflow that was cancelled), the claim finds.
+workflow that was cancelled), the claim finds. Lines are made of a version's workflows when they are
+asked for: most versions have no room while a reading is believed.
 """
 
 import time
@@ -12,13 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 import orjson
 from django.db import connection
 
-from fulfillment import prepared
+from fulfillment import given_up, prepared
 from fulfillment.models import Mode
 from fulfillment.policy import fairness, lines, ordering
 from fulfillment.policy.fairness import Usage
@@ -26,17 +28,16 @@ from fulfillment.policy.priority import priority_class
 
 READY_LOOK = 128
 """READY batches counted a workflow: more than a pass can send of one."""
-FEW = 500
+FEW = 100
 """Workflows that are read in every pass."""
 BELIEVED, BELIEVED_AFTER_RING = 4, 1
 """How long a reading of more is believed, in times of what it took."""
 LONGEST = timedelta(seconds=2)
-BELIEVED_FORECAST = timedelta(minutes=5)
-"""Forecasts are made, and replicas counted, each minute; what is older says nothing any more."""
 _NOBODY: Mapping[int, Usage] = MappingProxyType({})
+_NOTHING: Counter[int] = Counter()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class VersionLoad:
     """What may be sent of one rater version."""
 
@@ -48,12 +49,35 @@ class VersionLoad:
     plugin_version: str
     max_qps: float | None
     isolated: bool
+    seconds_a_request: float | None
+    """Of a replica, or of a call of an external model; None while nothing was measured."""
     batch_size: int
     """The largest of its workflows."""
-    workflows: int
-    order: lines.Order
-    requests_per_s: float | None
-    """What its rater can do with the replicas that were counted of late, as far as is known."""
+    ready: int
+    """Batches of all its workflows."""
+    rows: Sequence[Sequence[Any]]
+    """A workflow each, as read."""
+    read_at: datetime
+    usage: Usage
+    order: lines.Order | None = None
+    """Its lines, once they were asked for."""
+
+    @property
+    def workflows(self) -> int:
+        """How many have batches READY."""
+        return len(self.rows)
+
+    def line_up(self, requests_per_s: float | None) -> lines.Order:
+        """Return its lines as they were when it was read, of a rater that can do so much."""
+        if self.order is None:
+            self.order = lines.line_up(
+                [_load(row) for row in self.rows],
+                self.read_at,
+                usage=fairness.aged(self.usage, self.read_at),
+                requests_per_s=requests_per_s,
+                weights={row[8]: row[9] for row in self.rows if row[9] is not None},
+            )
+        return self.order
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,8 +85,12 @@ class Sight:
     """The last reading, and what was claimed of it."""
 
     versions: Sequence[VersionLoad] = ()
-    taken: Counter[int] = field(default_factory=Counter)
-    """Batches claimed since, by workflow."""
+    workflows: int = 0
+    taken: dict[int, Counter[int]] = field(default_factory=dict)
+    """Batches claimed since, by rater version and workflow."""
+    short: set[int] = field(default_factory=set)
+    """Versions of which less was sent than was claimed since: what is READY of them now, only
+    another reading tells."""
     read_at: datetime | None = None
     took: timedelta = timedelta()
     rung: bool = False
@@ -71,10 +99,11 @@ class Sight:
         """Somebody says that work has come or changed."""
         self.rung = True
 
-    def take(self, picks: Iterable[ordering.Pick]) -> None:
+    def take(self, version: VersionLoad, picks: Iterable[ordering.Pick]) -> None:
         """Count what was claimed, or was not there any more."""
+        taken = self.taken.setdefault(version.version_id, Counter())
         for pick in picks:
-            self.taken[pick.workflow_id] += pick.batches
+            taken[pick.workflow_id] += pick.batches
 
     def look(self, now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> Sequence[VersionLoad]:
         """Return what is READY, read now or a moment ago.
@@ -84,20 +113,30 @@ class Sight:
         if not self._is_believed(now):
             began_s = time.perf_counter()
             self.versions, self.read_at, self.rung = read(now, usages), now, False
+            self.workflows = sum(version.workflows for version in self.versions)
             self.taken.clear()
+            self.short.clear()
             self.took = timedelta(seconds=time.perf_counter() - began_s)
         return self.versions
 
+    def line_up(self, version: VersionLoad, requests_per_s: float | None) -> lines.Order:
+        """Return the lines of a version; making them is part of what the reading took."""
+        began_s = time.perf_counter()
+        order = version.line_up(requests_per_s)
+        self.took += timedelta(seconds=time.perf_counter() - began_s)
+        return order
+
+    def taken_of(self, version: VersionLoad) -> Counter[int]:
+        """Return the batches claimed since, by workflow."""
+        return self.taken.get(version.version_id, _NOTHING)
+
     def wanted(self, version: VersionLoad) -> int:
         """Return the READY batches that are left of a version."""
-        return sum(
-            line.total - sum(n for w, n in self.taken.items() if w in line.ready)
-            for line in version.order.values()
-        )
+        taken = self.taken.get(version.version_id)
+        return version.ready - taken.total() if taken else version.ready
 
     def _is_believed(self, now: datetime) -> bool:
-        workflows = sum(version.workflows for version in self.versions)
-        if self.read_at is None or workflows <= FEW:
+        if self.read_at is None or self.workflows <= FEW:
             return False
         times = BELIEVED_AFTER_RING if self.rung else BELIEVED
         # Counted from before it was read.
@@ -106,24 +145,22 @@ class Sight:
 
 
 def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLoad]:
-    """Read what is READY and line it up, by rater version."""
+    """Read what is READY, by rater version."""
     with connection.cursor() as cursor:
         prepared.execute(
             cursor,
-            """
-            SELECT w.rater_version_id, w.rater_id, r.max_qps, r.mode, v.spec, w.batch_size,
-                   c.servers, c.seconds_a_request,
-                   w.id, w.owner, w.priority, w.best_effort OR f.cut_batches > 0,
-                   coalesce(w.round_at, w.created_at), w.deadline_at, ready.batches,
-                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled, o.weight
+            f"""
+            SELECT w.rater_version_id, w.rater_id, r.max_qps, r.mode, v.spec::text,
+                   c.seconds_a_request, ready.batches, w.batch_size, w.owner, o.weight, w.id,
+                   w.priority, {given_up.BEST_EFFORT}, coalesce(w.round_at, w.created_at),
+                   w.deadline_at,
+                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled
             FROM fulfillment_workflow w
             JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
             JOIN fulfillment_raterversion v ON v.id = w.rater_version_id
             JOIN fulfillment_workflowstats s ON s.workflow_id = w.id
-            LEFT JOIN fulfillment_ratercost c
-                ON c.rater_id = w.rater_id AND c.looked_at > %s::timestamptz
-            LEFT JOIN fulfillment_workflowforecast f
-                ON f.workflow_id = w.id AND f.settled_at IS NULL AND f.made_at > %s::timestamptz
+            LEFT JOIN fulfillment_ratercost c ON c.rater_id = w.rater_id
+            {given_up.forecast("%s::timestamptz")}
             LEFT JOIN fulfillment_ownershare o ON o.owner = w.owner
             CROSS JOIN LATERAL (
                 SELECT count(*) AS batches FROM (
@@ -134,50 +171,21 @@ def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLo
             WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s::timestamptz
               AND v.retired_at IS NULL AND ready.batches > 0
             """,
-            [now - BELIEVED_FORECAST, now - BELIEVED_FORECAST, READY_LOOK, now],
+            [now, READY_LOOK, now],
         )
         rows = cursor.fetchall()
-    loads: dict[int, list[lines.Load]] = defaultdict(list)
-    facts: dict[int, Sequence[Any]] = {}
-    weights: dict[str, float] = {}
+    by_version: dict[int, list[Sequence[Any]]] = defaultdict(list)
     for row in rows:
-        version_id, batch_size, weight = row[0], row[5], row[-1]
-        facts.setdefault(version_id, row[1:8])
-        load = _load(batch_size, row[8:-1])
-        loads[version_id].append(load)
-        if weight is not None:
-            weights[load.owner] = weight
+        by_version[row[0]].append(row)
     return [
-        _version(version_id, facts[version_id], of_version, now, usages, weights)
-        for version_id, of_version in loads.items()
+        _version(of_version, now, usages.get(version_id, Usage()))
+        for version_id, of_version in by_version.items()
     ]
 
 
-def _load(batch_size: int, row: Sequence[Any]) -> lines.Load:
-    workflow_id, owner, priority, best_effort, accepted_at, deadline_at, ready, open_ = row
-    return lines.Load(
-        workflow_id=workflow_id,
-        owner=owner,
-        priority_class=priority_class(priority, best_effort=bool(best_effort)),
-        ready_batches=ready,
-        open_requests=max(open_, 1),
-        submitted_at=accepted_at,
-        deadline_at=deadline_at,
-        batch_size=batch_size,
-    )
-
-
-def _version(
-    version_id: int,
-    facts: Sequence[Any],
-    loads: Sequence[lines.Load],
-    now: datetime,
-    usages: Mapping[int, Usage],
-    weights: Mapping[str, float],
-) -> VersionLoad:
-    rater_id, max_qps, mode, text, _, servers, seconds = facts
-    spec: Mapping[str, Any] = orjson.loads(text)
-    pace = servers / seconds if servers and seconds else None
+def _version(rows: Sequence[Sequence[Any]], now: datetime, usage: Usage) -> VersionLoad:
+    version_id, rater_id, max_qps, mode, text, seconds = rows[0][:6]
+    spec = _spec(text)
     return VersionLoad(
         version_id=version_id,
         rater_id=rater_id,
@@ -187,14 +195,32 @@ def _version(
         plugin_version=spec["plugin_version"],
         max_qps=max_qps,
         isolated=mode == Mode.ISOLATED,
-        batch_size=max(load.batch_size for load in loads),
-        workflows=len(loads),
-        order=lines.line_up(
-            loads,
-            now,
-            usage=fairness.aged(usages.get(version_id, Usage()), now),
-            requests_per_s=pace,
-            weights=weights,
-        ),
-        requests_per_s=pace,
+        seconds_a_request=seconds,
+        batch_size=max(row[7] for row in rows),
+        ready=sum(row[6] for row in rows),
+        rows=rows,
+        read_at=now,
+        usage=usage,
+    )
+
+
+@lru_cache(maxsize=1_000)
+def _spec(text: str) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = orjson.loads(text)
+    return spec
+
+
+def _load(row: Sequence[Any]) -> lines.Load:
+    ready, batch_size, owner, _, workflow_id, priority, best_effort, since, deadline_at, open_ = (
+        row[6:]
+    )
+    return lines.Load(
+        workflow_id=workflow_id,
+        owner=owner,
+        priority_class=priority_class(priority, best_effort=best_effort),
+        ready_batches=ready,
+        open_requests=max(open_, 1),
+        submitted_at=since,
+        deadline_at=deadline_at,
+        batch_size=batch_size,
     )

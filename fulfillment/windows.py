@@ -12,11 +12,11 @@ model that is overloaded. Where nothing was written for five minutes, a window o
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import repeat
 
+from fulfillment.held import Held, Lease
 from fulfillment.model_directory import Replica
 from fulfillment.models import SendWindow
 from fulfillment.policy import traffic
@@ -64,17 +64,6 @@ def reason_to_adapt(replica: Replica, *, isolated: bool, now: datetime) -> str:
     return SILENT if silent else ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """Batches out now, by replica and class, and the calls that they may make at once."""
-
-    replica: str
-    priority_class: PriorityClass
-    version_id: int
-    batches: int
-    calls: int
-
-
 class Room:
     """The free room of the replicas that serve one rater version."""
 
@@ -85,7 +74,7 @@ class Room:
         replicas: Sequence[Replica],
         batch_size: int,
         isolated: bool,
-        held: list[Held],
+        held: Held,
         windows: Windows,
         now: datetime,
     ) -> None:
@@ -102,9 +91,17 @@ class Room:
         }
         self.most = self.batches(PriorityClass.HIGH)
 
+    @property
+    def servers(self) -> float:
+        """Who serves: replicas that we run, and the calls that external models may hold."""
+        return sum(
+            1.0 if replica.managed else self._windows[replica.key].limits[PriorityClass.HIGH]
+            for replica in self._replicas
+        )
+
     def batches(self, cls: PriorityClass) -> int:
         """Return how many whole batches of a class find room, the last of them in part."""
-        return len(self.grants(cls, list(repeat(self.calls_a_batch, MAX_CLAIMS))))
+        return len(self.grants(cls, [self.calls_a_batch] * MAX_CLAIMS))
 
     def wanted(self, items: int) -> int:
         """Return how many calls a batch of so many items can make at once."""
@@ -114,36 +111,26 @@ class Room:
         """Grant replica and calls to batches of a class, which want so many calls at once each."""
         loads = []
         for replica in self._replicas:
-            by_class: dict[PriorityClass, int] = defaultdict(int)
-            for held in self._held:
-                if held.replica == replica.key:
-                    by_class[held.priority_class] += held.calls
+            by_class = self._held.calls(replica.key)
             total = sum(by_class.values())
             window = self._windows.get(replica.key)
             if window is None:
                 kept = 0 if cls is PriorityClass.HIGH else traffic.kept_for_high(replica.window)
-                free = max(0, replica.window - total - kept)
+                free = replica.window - total - kept
             else:
                 free = traffic.room(window, by_class, cls, now=self._now)
-            loads.append(
-                traffic.ReplicaLoad(
-                    key=replica.key, version=replica.version, window=total + free, held=total
+            if free > 0:
+                loads.append(
+                    traffic.ReplicaLoad(
+                        key=replica.key, version=replica.version, window=total + free, held=total
+                    )
                 )
-            )
         return traffic.grant(loads, wanted)
 
-    def take(self, cls: PriorityClass, granted: Iterable[traffic.Grant]) -> None:
-        """Count batches that were just sent, for all raters of this pass."""
-        self._held += (
-            Held(
-                replica=grant.replica,
-                priority_class=cls,
-                version_id=self._version_id,
-                batches=1,
-                calls=grant.calls,
-            )
-            for grant in granted
-        )
+    def take(self, cls: PriorityClass, granted: Mapping[int, traffic.Grant]) -> None:
+        """Count batches that were just sent, for all raters."""
+        for batch_id, grant in granted.items():
+            self._held.add(grant.replica, {batch_id: Lease(cls, self._version_id, grant.calls)})
 
 
 def recall(now: datetime) -> Windows:

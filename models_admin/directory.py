@@ -140,10 +140,13 @@ class ModelDirectory:
         Where its pool is rebalanced, it could have all that the others do not need.
         """
         serving = Q(state=ServerState.READY, heartbeat_at__gte=now - HEARTBEAT_LIMIT)
-        coming = Q(state__in=COMING, started_at__gte=now - START_LIMIT)
         found = ModelServer.objects.filter(model_id=model_id, version__in=["", version])
-        own = found.filter(serving | coming).count()
+        own = found.filter(serving | _coming(now)).count()
         return max(float(own), prospects.could_have(model_id, version, now))
+
+    def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
+        """Return model and version of replicas that start; "" for a version not known yet."""
+        return list(ModelServer.objects.filter(_coming(now)).values_list("model_id", "version"))
 
     def endpoint(self, replica_key: str) -> EndpointData | None:
         """Return how to call a replica; None when this run of it has ended."""
@@ -183,6 +186,10 @@ class ModelDirectory:
             key_version=model.key_version,
             changed=version not in ("", model.version),
         )
+
+
+def _coming(now: datetime) -> Q:
+    return Q(state__in=COMING, started_at__gte=now - START_LIMIT)
 
 
 def _externals(model_id: str) -> QuerySet[ModelConfig]:

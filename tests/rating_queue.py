@@ -36,12 +36,14 @@ from fulfillment.models import (
     RatingRequest,
     StatsDelta,
     Workflow,
+    WorkflowForecast,
     WorkflowStats,
     request_key,
 )
 from fulfillment.policy.batching import cut, merge_equal
 from fulfillment.policy.fingerprint import request_digest
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
+from fulfillment.policy.priority import priority_class
 from fulfillment.scores import Scored
 from tests import builders
 from tests.builders import MODEL
@@ -211,6 +213,28 @@ def submit(
         for batch, part in zip(batches, cut(items, batch_size), strict=True)
     )
     return workflow
+
+
+def give_up(workflow: Workflow, **changes: Any) -> WorkflowForecast:
+    """Store a forecast by which nothing that is left of a workflow is committed."""
+    return WorkflowForecast.objects.create(
+        workflow=workflow,
+        **{
+            "served_by": "",
+            "round": workflow.round,
+            "priority_class": priority_class(workflow.priority, best_effort=workflow.best_effort),
+            "deadline_at": workflow.deadline_at,
+            "seconds_a_batch": 1.0,
+            "received": workflow.next_position,
+            "unsent_batches": 1.0,
+            "in_flight_batches": 0.0,
+            "cut_batches": 1.0,
+            "share": 0.0,
+            "reason": "too much",
+            "made_at": database_now(),
+            **changes,
+        },
+    )
 
 
 def archived(

@@ -6,6 +6,7 @@ sends is claimed together, as the dispatcher does it: of equal ratings the highe
 flight and goes to the emptiest replica, and what finds no place is READY again.
 """
 
+from operator import itemgetter
 from typing import Final
 
 from airs_site.simulation.cuts import Cut, CutArchive, CutBatch, CutJob, cut_job
@@ -37,25 +38,23 @@ class KeptWorld(World):
         super().__init__(workload, policy, options)
         self._cut_archive = CutArchive(states=bytearray(workload.distinct), layers=options.layers)
         self._archive = self._cut_archive
-        self._claimed: list[Cut] = []
-        """What is to be claimed together; room is kept for it."""
+        self._claimed: list[tuple[PriorityClass, Cut]] = []
+        """What is to be claimed together, with the class that it goes by; room is kept for it."""
 
     def room(self, rater: int, cls: PriorityClass) -> int:
         """Return how many batches of a class the rater's replicas may take."""
         return self.pool.room_below(rater, self._limit(cls))
 
     def send(self, job: Job, priority_class: PriorityClass | None = None) -> bool:
-        """Let the job's next batch be claimed when the pass is over; False if none is READY.
-
-        On its way it is of its workflow's class, also where that was given up: claim and replicas
-        of production do not know of that.
-        """
+        """Let the job's next batch be claimed when the pass is over; False if none is READY."""
         each = cut_job(job).take()
         if each is None:
             return False
         self.unsent[job.rater] -= len(each.open)
         self.pool.room[job.rater] -= 1
-        self._claimed.append(each)
+        self._claimed.append(
+            (job.priority_class if priority_class is None else priority_class, each)
+        )
         return True
 
     def claim(self, top: PriorityClass | None = None) -> None:
@@ -64,18 +63,18 @@ class KeptWorld(World):
         `top` is the highest class that waits still: what goes before it goes by the priority of
         that class.
         """
-        claimed = sorted(self._claimed, key=lambda each: each.job.priority_class)
+        claimed = sorted(self._claimed, key=itemgetter(0))
         self._claimed = []
-        formed = [(each, self._cut_archive.claim(each, self.now)) for each in claimed]
+        formed = [(cls, each, self._cut_archive.claim(each, self.now)) for cls, each in claimed]
         taking = []
-        for each, ids in formed:
+        for cls, each, ids in formed:
             self.pool.room[each.job.rater] += 1
             if not ids:
                 # It took no place after all: another pass may fill that.
                 self._dirty[each.job.rater] = None
                 self._end_if_done(each.job)
-            elif self.room(each.job.rater, each.job.priority_class):
-                taking.append(self._put(each, ids, top))
+            elif self.room(each.job.rater, cls):
+                taking.append(self._put(each, ids, cls, top))
             else:
                 self._cut_archive.put_back(each, ids)
         self._wake(news=False)
@@ -99,20 +98,22 @@ class KeptWorld(World):
         kept = 0 if cls is PriorityClass.HIGH else traffic.kept_for_high(self.pool.window)
         return self.pool.window - kept
 
-    def _put(self, each: Cut, ids: list[int], top: PriorityClass | None) -> Replica:
+    def _put(
+        self, each: Cut, ids: list[int], cls: PriorityClass, top: PriorityClass | None
+    ) -> Replica:
         job = each.job
-        step = celery_priority(SCORES[job.priority_class])
-        if top is not None and job.priority_class > top:
+        step = celery_priority(SCORES[cls])
+        if top is not None and cls > top:
             step = raised_step(step, top)
         batch = CutBatch(
             job=job,
             ids=ids,
             service_s=self.service_s(job, len(ids)),
             number=self.counts.calls,
-            priority_class=job.priority_class,
+            priority_class=cls,
             cut=each,
             sent_s=self.now,
-            score=max(SCORES[job.priority_class], least_score(step)),
+            score=max(SCORES[cls], least_score(step)),
         )
         self.counts.calls += 1
         job.batches_out += 1

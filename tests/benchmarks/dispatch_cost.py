@@ -2,11 +2,12 @@
 
 Run by `inside`. Each backlog lies in a database of its own of one server, and all replicas are full
 when the measuring begins. Before each pass sixteen batches are taken back, by another connection;
-then the dispatcher wakes and fills the room as its loop does, and rests as that does. CPU says what
-a pass costs beside whoever else runs.
+then the dispatcher hears of them, wakes and fills the room as its loop does, and rests as that
+does. CPU says what a pass costs beside whoever else runs.
 
-Of more than some hundred workflows a reading of what is READY is believed for a while, so that it
+Of more than a hundred workflows a reading of what is READY is believed for a while, so that it
 takes a fifth of the time at most. A pass is measured while it is believed, and the reading apart.
+So is the count of what is out, which is believed for a second.
 
 The floor is the claim alone: the same transaction for sixteen batches that somebody else picked.
 """
@@ -25,12 +26,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from fulfillment import claim, dispatch, leases, ready
 from fulfillment.clock import database_now
+from fulfillment.held import Held
 from fulfillment.management.commands.dispatch import LONGEST_REST_S, REST_FACTOR, SHORTEST_REST_S
 from fulfillment.models import ExecutorBoot, Mode
 from fulfillment.policy import ordering
 from fulfillment.policy.lifecycle import WorkflowState
+from fulfillment.policy.priority import PriorityClass
 from fulfillment.ready import Sight
-from fulfillment.windows import Held, Room, Windows
+from fulfillment.windows import Room, Windows
 from tests.benchmarks import queue_rows
 from tests.benchmarks.report import Figure, number, spread
 from tests.rating_queue import Fleet, Replica
@@ -67,8 +70,11 @@ class Backlog:
     memory: dispatch.Memory = field(default_factory=dispatch.Memory)
     version_ids: Sequence[int] = ()
     turn: int = 0
+    rung: list[dict[str, object]] = field(default_factory=list)
+    """What executors would have rung of the batches that were taken back."""
     costs: list[Cost] = field(default_factory=list)
     readings: list[Cost] = field(default_factory=list)
+    counts: list[Cost] = field(default_factory=list)
 
     def __str__(self) -> str:
         room = " with a place each" if self.spread else ""
@@ -124,18 +130,22 @@ class Backlog:
 
             def before() -> None:
                 self.free(other)
-                if sum(version.workflows for version in self.memory.sight.versions) > ready.FEW:
+                if self.memory.sight.workflows > ready.FEW:
                     self.memory.sight.read_at = database_now()
                     self.memory.sight.took = ready.LONGEST
 
             self.costs.append(_measured(lambda: self._dispatch(fleet), before))
         self.readings.append(_measured(_read, warm_up=1, times=READINGS))
+        self.counts.append(_measured(_count, warm_up=1, times=READINGS))
 
     def free(self, other: BaseDatabaseWrapper) -> None:
         """Take sixteen batches back, so that what waits stays as much."""
         raters = PLACES if self.spread else 1
         self.turn += raters
-        chosen = [self.version_ids[(self.turn + n) % self.raters] for n in range(raters)]
+        numbers = [(self.turn + n) % self.raters for n in range(raters)]
+        chosen = [self.version_ids[n] for n in numbers]
+        met = {"cls": PriorityClass.HIGH, "succeeded": PLACES // raters, "overloaded": 0}
+        self.rung = [{"replica": f"r{n}", **met} for n in numbers]
         with other.cursor() as cursor:
             cursor.execute(
                 """
@@ -158,7 +168,8 @@ class Backlog:
         """Run a pass; return what was sent."""
         now = database_now()
         leases.wake(now=now, sweep=False)
-        dispatch.observe(self.memory, [], now)
+        dispatch.observe(self.memory, self.rung, now)
+        self.rung = []
         return dispatch.run_once(
             now, memory=self.memory, directory=fleet, publish=lambda *_: None
         ).sent
@@ -172,6 +183,7 @@ def measure(*, quick: bool) -> Iterator[Figure]:
         Backlog(batches=large, workflows=1, raters=1),
         Backlog(batches=10_000, workflows=5_000, raters=1),
         Backlog(batches=large, workflows=5_000, raters=1),
+        Backlog(batches=10_000, workflows=300, raters=300),
         Backlog(batches=10_000, workflows=5_000, raters=300),
         Backlog(batches=large, workflows=5_000, raters=300),
     ]
@@ -195,6 +207,10 @@ def measure(*, quick: bool) -> Iterator[Figure]:
             f"{backlog.name}_reading_ms", backlog.readings, small.readings, SMALL,
             f"reading {backlog}", unit="ms CPU", n=ROUNDS * READINGS,
         )  # fmt: skip
+    yield _figure(
+        f"{others[-1].name}_count_ms", others[-1].counts, small.counts, SMALL,
+        f"counting what is out of {others[-1]}", unit="ms CPU", n=ROUNDS * READINGS,
+    )  # fmt: skip
     for backlog in others[-2:]:
         backlog.spread, backlog.costs = True, []
     for _ in range(ROUNDS):
@@ -254,7 +270,15 @@ def _measured(
 
 
 def _read() -> int:
-    ready.read(database_now())
+    """Read what is READY, and let all raters have room for it."""
+    for version in ready.read(database_now()):
+        version.line_up(None)
+    return 0
+
+
+def _count() -> int:
+    """Count what is out, as is done each second."""
+    Held().look(database_now())
     return 0
 
 
@@ -266,15 +290,13 @@ def _bare_claims(backlog: Backlog) -> Cost:
     with connection.cursor() as cursor:
         cursor.execute("SELECT id FROM fulfillment_workflow")
         ((workflow_id,),) = cursor.fetchall()
-    held: list[Held] = []
 
     def act() -> int:
         now = database_now()
         room = Room(
             version_id=version_id, replicas=[replica], batch_size=queue_rows.ITEMS, isolated=False,
-            held=held, windows=Windows(), now=now,
+            held=Held(), windows=Windows(), now=now,
         )  # fmt: skip
-        held.clear()
         picks = [ordering.Pick(workflow_id=workflow_id, batches=PLACES)]
         return claim.claim(picks, room=room, now=now)[1].sent
 

@@ -20,7 +20,7 @@ from itertools import cycle, product
 
 import numpy as np
 
-from fulfillment.policy.ordering import DEFAULT_SHARES
+from fulfillment.policy.ordering import longest_wait
 from fulfillment.policy.priority import PriorityClass
 from tests.acceptance.stack import until
 from tests.benchmarks import live_calls, report
@@ -160,13 +160,13 @@ def _classes(run: Run, from_s: float) -> Iterator[Figure]:
     calls = span.calls(run.calls("fill", "backlog", "high"))
     counts = live_calls.by_class(calls)
     for cls in (PriorityClass.LOW, PriorityClass.BEST_EFFORT):
-        name, floor = cls.name.lower(), DEFAULT_SHARES[cls]
+        name, floor = cls.name.lower(), 1 / longest_wait(cls)
         gap_s = live_calls.longest_gap_s(calls, name, span)
         yield Figure(
             name=f"live_{name}_share",
             value=counts[name] / len(calls),
             unit="of calls",
-            ratio_to=f"its floor, {floor:g} of the dispatches",
+            ratio_to=f"its floor, {floor:.2g} of the dispatches",
             ratio=counts[name] / len(calls) / floor,
             n=len(calls),
             note=f"in {span.seconds:.0f} s in which middle priority had batches READY at both"

@@ -206,11 +206,11 @@ def test_a_version_that_is_retired_meanwhile_costs_no_prediction_twice(storm: St
 
 @pytest.fixture
 def backlog(world: World) -> Workflow:
-    """A low-priority workflow of 60 batches, three of which are claimed."""
-    world.dispatcher.fleet.live = [Replica(window=3)]
+    """A low-priority workflow of 60 batches, two of which are claimed: half a credit."""
+    world.dispatcher.fleet.live = [Replica(window=2)]
     workflow = world.submit(names("b", 120), batch_size=2, priority=5)
     world.dispatch()
-    assert Batch.objects.filter(state=BatchState.LEASED).count() == 3
+    assert Batch.objects.filter(state=BatchState.LEASED).count() == 2
     return workflow
 
 
@@ -222,7 +222,7 @@ def ended(workflow: Workflow) -> bool:
 def test_urgent_work_goes_before_equal_work_that_waits_in_a_backlog(
     world: World, backlog: Workflow
 ) -> None:
-    urgent = world.submit(names("b", 120)[100:104], batch_size=2, priority=95)
+    urgent = world.submit(names("b", 120)[100:102], batch_size=2, priority=95)
 
     world.deliver()
     world.dispatch()
@@ -239,7 +239,7 @@ def test_urgent_work_waits_for_an_equal_item_that_is_claimed_and_for_nothing_els
     world: World, backlog: Workflow
 ) -> None:
     urgent = world.submit([*names("b", 120)[:2], *names("u", 2)], batch_size=4, priority=95)
-    world.dispatcher.fleet.live = [Replica(window=4)]
+    world.dispatcher.fleet.live = [Replica(window=3)]
 
     world.dispatch()
     (batch,) = Batch.objects.filter(workflow=urgent)
@@ -259,8 +259,8 @@ def test_urgent_work_waits_for_a_lost_executor_until_its_lease_ends(
     claimed = [pair for message in world.messages for pair in message]
     world.messages = []
     leases.take_over(claimed, boot_id=world.executor.boot_id, task_id=uuid.uuid4(), call_limit=CALL)
-    urgent = world.submit(names("b", 120)[:6], batch_size=6, priority=95)
-    world.dispatcher.fleet.live = [Replica(window=4)]
+    urgent = world.submit(names("b", 120)[:4], batch_size=4, priority=95)
+    world.dispatcher.fleet.live = [Replica(window=3)]
     world.dispatch()
     assert Batch.objects.get(workflow=urgent).state == BatchState.WAITING
 

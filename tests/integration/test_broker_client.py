@@ -35,6 +35,15 @@ def test_the_bell_keeps_the_last_thousand_rings() -> None:
     assert [s["number"] for s in bell.listen(timeout_s=1)] == list(range(10, 1_010))
 
 
+def test_who_cannot_wait_hears_what_has_been_rung() -> None:
+    bell.listen(timeout_s=0.01)
+    assert bell.listen(timeout_s=0) == []
+    bell.ring(said="first")
+    bell.ring(said="second")
+
+    assert [s["said"] for s in bell.listen(timeout_s=0)] == ["first", "second"]
+
+
 def test_threads_ring_beside_one_that_listens() -> None:
     """A client that all shared would be held by whoever listens."""
     bell.listen(timeout_s=0.01)

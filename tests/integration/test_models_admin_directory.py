@@ -264,3 +264,4 @@ def test_what_starts_is_reckoned_with_for_a_while() -> None:
 
     assert directory.reachable("mini", "v1", NOW) == 3
     assert directory.reachable("mini", "v2", NOW) == 1
+    assert sorted(directory.coming(NOW)) == [("mini", ""), ("mini", "v1")]

@@ -5,9 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
-from fulfillment import dispatch, ready
+from fulfillment import control, dispatch, ready
 from fulfillment.clock import database_now
 from fulfillment.models import Batch
 from fulfillment.policy import ordering
@@ -15,7 +15,16 @@ from fulfillment.policy.lifecycle import BatchState
 from fulfillment.ready import Sight
 from tests import builders
 from tests.builders import NOW
-from tests.rating_queue import Queue, boot, queue, submit
+from tests.rating_queue import (
+    Queue,
+    Replica,
+    archived,
+    batches,
+    boot,
+    queue,
+    submit,
+    threads,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -48,8 +57,13 @@ def statements(sight: Sight, at: Any) -> int:
 def picks(sight: Sight, room: int) -> Counter[int]:
     """Take what the order gives, as a pass does."""
     (version,) = sight.versions
-    decision = ordering.fill(version.order, room=room, memory=ordering.Memory(), taken=sight.taken)
-    sight.take(decision.picks)
+    decision = ordering.fill(
+        sight.line_up(version, None),
+        room=room,
+        memory=ordering.Memory(),
+        taken=sight.taken_of(version),
+    )
+    sight.take(version, decision.picks)
     return Counter({pick.workflow_id: pick.batches for pick in decision.picks})
 
 
@@ -121,6 +135,20 @@ def test_a_new_reading_forgets_what_was_claimed(monkeypatch: pytest.MonkeyPatch)
     assert sight.wanted(sight.versions[0]) == 3
 
 
+def test_lines_are_made_once_a_reading_and_count_as_part_of_what_it_took() -> None:
+    store(3)
+    sight = Sight()
+    (version,) = sight.look(NOW)
+    sight.took = timedelta()
+
+    order = sight.line_up(version, None)
+
+    assert sight.took > timedelta()
+    assert sight.line_up(version, 1.0) is order
+    (again,) = sight.look(NOW)
+    assert sight.line_up(again, None) is not order
+
+
 @pytest.fixture
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Queue:
     """Return a dispatcher that believes what it reads for a day, however little waits."""
@@ -165,4 +193,59 @@ def test_a_ring_lets_a_pass_see_what_came_since(
     dispatch.observe(dispatcher.memory, [{}], database_now())
     monkeypatch.setattr(ready, "BELIEVED_AFTER_RING", -1)
 
+    assert dispatcher.run().sent == 1
+
+
+def passes(dispatcher: Queue) -> int:
+    """Run passes as the loop does, which rests in between only; return the batches sent."""
+    sent = 0
+    for _ in range(10_000):
+        done = dispatcher.run()
+        sent += done.sent
+        if not done.full:
+            break
+    return sent
+
+
+def test_for_what_is_gone_the_next_is_sent_in_the_same_pass(dispatcher: Queue) -> None:
+    small = submit(["a", "b"], batch_size=1)
+    submit([f"n{n}" for n in range(6)], batch_size=1)
+    dispatcher.fleet.live = [Replica(window=1)]
+    dispatcher.run()
+    control.cancel(workflow_id=small.pk)
+    dispatcher.fleet.live = [Replica(window=4)]
+
+    done = dispatcher.run()
+
+    assert (done.sent, done.missing) == (4, 1)
+
+
+def test_room_that_claims_left_free_is_filled_once_another_reading_is_due(
+    dispatcher: Queue,
+) -> None:
+    archived("a")
+    submit(["a"])
+    submit(["b"])
+    dispatcher.memory.sight.look(database_now())
+    dispatcher.memory.sight.took = SECOND / 20
+    later = submit(["c"])
+
+    sent = passes(dispatcher)
+
+    assert sent == 2
+    assert batches(later)[0].state == BatchState.LEASED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_others_hold_is_not_tried_again_at_once() -> None:
+    """A pass that has read anew and tried all that is READY has nothing to gain from another."""
+    boot()
+    submit(["a"])
+    dispatcher = queue()
+
+    with threads(1) as pool, transaction.atomic():
+        Batch.objects.select_for_update().get()
+        done = pool.submit(dispatcher.run).result(10)
+
+    assert (done.sent, done.missing, done.full) == (0, 1, False)
     assert dispatcher.run().sent == 1

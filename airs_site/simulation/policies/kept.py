@@ -8,8 +8,7 @@ The decisions are the same pure functions. What they are told here is what the s
   what it waits for counts, too.
 - A newcomer is planned beside what the last minute saw of the others. Where a rater has no replica
   nothing is planned, nor taken back.
-- The replicas that a rater could have are counted each minute. Its pace in the order of service is
-  reckoned with them, too, not with those that it has.
+- The replicas that a rater could have are counted each minute.
 - All workflows of a rater are taken to cost the same.
 - A replica that may hold some batches keeps places for the highest class. What is served for its
   class's share goes to the replica before the class that it went before.
@@ -44,7 +43,6 @@ class KeptAirs(Airs):
         self._ordered = _Ordered(
             world, self, shares=setup.shares, presses=setup.presses, fair=setup.fair
         )
-        self._ordered.replicas = self._replicas
         self._seen: dict[int, tuple[float, int]] = {}
         """Batches of a job that were wanted, and out, when it was forecast last."""
         self._newcomer: Job | None = None
@@ -111,14 +109,6 @@ class KeptAirs(Airs):
 
 
 class _Ordered(Ordered):
-    replicas: "_Deadlines"
-
-    def _requests_per_s(self, rater: int) -> float | None:
-        if self._costs is None or not self._presses:
-            return None
-        batches_s = self.replicas.reachable(rater) / self._costs.seconds_a_batch(rater)
-        return batches_s * self._world.batch
-
     def _load(self, job: Job) -> lines.Load:
         assert isinstance(job, CutJob)
         return replace(super()._load(job), ready_batches=len(job.ready))

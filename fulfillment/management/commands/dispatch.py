@@ -23,7 +23,6 @@ from fulfillment.clock import database_now
 from fulfillment.model_directory import (
     LastKnown,
     ModelDescription,
-    ModelDirectory,
     Replica,
     model_directory,
 )
@@ -84,7 +83,7 @@ class Publisher:
 class Glance:
     """The model directory as it was a moment ago."""
 
-    def __init__(self, directory: ModelDirectory) -> None:
+    def __init__(self, directory: LastKnown) -> None:
         self._directory = directory
         self._read_at = -GLANCE_S
         self._replicas: Sequence[Replica] = ()
@@ -99,6 +98,10 @@ class Glance:
             self._replicas = self._directory.replicas(now)
             self._read_at = time.monotonic()
         return self._replicas
+
+    def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
+        """Return what was on its way then."""
+        return self._directory.coming(now)
 
 
 class Command(BaseCommand):
@@ -184,6 +187,7 @@ class _Leader:
         second = self._due(self._looked_at, now, SECOND)
         if second and self._hold_until is None:
             leases.expire(now=now, trust_heartbeats=time.monotonic() > self._trust_from)
+            self._memory.held.forget()
         leases.wake(now=now, sweep=second)
         if second:
             claim.look_again(now)
@@ -233,8 +237,6 @@ class _Leader:
 
 
 def _listen(stop: threading.Event, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-    if timeout_s == 0.0:
-        return []
     try:
         return bell.listen(timeout_s=timeout_s)
     except redis.RedisError:
