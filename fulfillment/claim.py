@@ -27,7 +27,7 @@ from fulfillment.policy.lifecycle import (
     WorkflowState,
 )
 from fulfillment.policy.priority import PriorityClass, celery_priority, priority_class
-from fulfillment.policy.traffic import Grant
+from fulfillment.policy.quota import Grant
 
 Claims = dict[tuple[int, PriorityClass], list[tuple[int, int, str]]]
 """(Celery step, class) -> [(batch id, fence, replica)]: what is to be published."""

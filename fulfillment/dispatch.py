@@ -23,7 +23,7 @@ from fulfillment.claim import Pass, claim
 from fulfillment.fleet import Fleet
 from fulfillment.held import Held
 from fulfillment.model_directory import ModelDirectory
-from fulfillment.policy import fairness, lines, ordering, traffic
+from fulfillment.policy import fairness, lines, ordering, quota, traffic
 from fulfillment.policy.fairness import OverShare
 from fulfillment.policy.priority import PriorityClass, raised_step
 from fulfillment.ready import Sight, VersionLoad
@@ -51,7 +51,7 @@ class Memory:
     """Owners over their share, by rater version, as they were when it was last served."""
     held: Held = field(default_factory=Held)
     windows: Windows = field(default_factory=Windows)
-    buckets: dict[str, traffic.Bucket] = field(default_factory=dict)
+    buckets: dict[str, quota.Bucket] = field(default_factory=dict)
     """Of raters with a `max_qps`. Executors pace the calls of a batch; those that they could not
     foresee (bisecting, asking once more) are charged when they tell, and sent later for it."""
     resting: dict[str, datetime] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime)
     for signal in signals:
         bucket = memory.buckets.get(signal.get("rater", ""))
         if bucket is not None:
-            memory.buckets[signal["rater"]] = traffic.spend(bucket, signal["further"])
+            memory.buckets[signal["rater"]] = quota.spend(bucket, signal["further"])
 
 
 def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publish: Publish) -> Pass:
@@ -124,7 +124,7 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
         if fleet.may_take(version) and version.plugin_version in plugins.get(version.autorater, ())
     ]
     rooms = {version.version_id: fleet.room(version, memory.windows) for version in served}
-    shares = traffic.slots_for(
+    shares = quota.slots_for(
         {
             str(version.version_id): min(rooms[version.version_id].most, sight.wanted(version))
             for version in served
@@ -230,7 +230,7 @@ def _send(
         sight.short.add(version.version_id)
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
-        memory.buckets[version.rater_id] = traffic.spend(bucket, passed.calls)
+        memory.buckets[version.rater_id] = quota.spend(bucket, passed.calls)
     top = _top(order, sight.taken_of(version))
     for (step, cls), sent in claims.items():
         if top is not None and cls > top:
@@ -262,7 +262,7 @@ def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: date
     """
     if version.max_qps is None:
         return ordering.MAX_CLAIMS
-    bucket = traffic.fill(memory.buckets.get(version.rater_id), version.max_qps, now)
+    bucket = quota.fill(memory.buckets.get(version.rater_id), version.max_qps, now)
     memory.buckets[version.rater_id] = bucket
     if bucket.calls < 1:
         return 0

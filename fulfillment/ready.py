@@ -153,7 +153,7 @@ def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLo
             SELECT w.rater_version_id, w.rater_id, r.max_qps, r.mode, v.spec::text,
                    c.seconds_a_request, ready.batches, w.batch_size, w.owner, o.weight, w.id,
                    w.priority, {given_up.BEST_EFFORT}, coalesce(w.round_at, w.created_at),
-                   w.deadline_at,
+                   least(w.deadline_at, w.ends_at),
                    w.next_position - s.completed - s.failed - s.timed_out - s.cancelled
             FROM fulfillment_workflow w
             JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
@@ -168,8 +168,9 @@ def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLo
                     SELECT FROM fulfillment_batch b WHERE b.workflow_id = w.id AND b.state = 0
                     ORDER BY b.position LIMIT %s::bigint) AS b
             ) AS ready
-            WHERE w.finished_at IS NULL AND w.state IN (1, 2) AND w.deadline_at > %s::timestamptz
-              AND v.retired_at IS NULL AND ready.batches > 0
+            WHERE w.finished_at IS NULL AND w.state IN (1, 2)
+              AND least(w.deadline_at, w.ends_at) > %s::timestamptz AND v.retired_at IS NULL
+              AND ready.batches > 0
             """,
             [now, READY_LOOK, now],
         )

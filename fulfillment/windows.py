@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from fulfillment.held import Held, Lease
 from fulfillment.model_directory import Replica
 from fulfillment.models import SendWindow
-from fulfillment.policy import traffic
+from fulfillment.policy import quota, traffic
 from fulfillment.policy.ordering import MAX_CLAIMS
 from fulfillment.policy.priority import PriorityClass
 
@@ -107,7 +107,7 @@ class Room:
         """Return how many calls a batch of so many items can make at once."""
         return 1 if self.calls_a_batch == 1 else items
 
-    def grants(self, cls: PriorityClass, wanted: Sequence[int]) -> list[traffic.Grant]:
+    def grants(self, cls: PriorityClass, wanted: Sequence[int]) -> list[quota.Grant]:
         """Grant replica and calls to batches of a class, which want so many calls at once each."""
         loads = []
         for replica in self._replicas:
@@ -115,19 +115,19 @@ class Room:
             total = sum(by_class.values())
             window = self._windows.get(replica.key)
             if window is None:
-                kept = 0 if cls is PriorityClass.HIGH else traffic.kept_for_high(replica.window)
+                kept = 0 if cls is PriorityClass.HIGH else quota.kept_for_high(replica.window)
                 free = replica.window - total - kept
             else:
                 free = traffic.room(window, by_class, cls, now=self._now)
             if free > 0:
                 loads.append(
-                    traffic.ReplicaLoad(
+                    quota.ReplicaLoad(
                         key=replica.key, version=replica.version, window=total + free, held=total
                     )
                 )
-        return traffic.grant(loads, wanted)
+        return quota.grant(loads, wanted)
 
-    def take(self, cls: PriorityClass, granted: Mapping[int, traffic.Grant]) -> None:
+    def take(self, cls: PriorityClass, granted: Mapping[int, quota.Grant]) -> None:
         """Count batches that were just sent, for all raters."""
         for batch_id, grant in granted.items():
             self._held.add(grant.replica, {batch_id: Lease(cls, self._version_id, grant.calls)})

@@ -14,7 +14,7 @@ from airs_site.simulation.engine import Options, Policy, World
 from airs_site.simulation.pool import Replica
 from airs_site.simulation.trace import Workload
 from airs_site.simulation.work import Batch, Job
-from fulfillment.policy import traffic
+from fulfillment.policy import quota
 from fulfillment.policy.priority import (
     PriorityClass,
     celery_priority,
@@ -95,7 +95,7 @@ class KeptWorld(World):
             self.claim()
 
     def _limit(self, cls: PriorityClass) -> int:
-        kept = 0 if cls is PriorityClass.HIGH else traffic.kept_for_high(self.pool.window)
+        kept = 0 if cls is PriorityClass.HIGH else quota.kept_for_high(self.pool.window)
         return self.pool.window - kept
 
     def _put(

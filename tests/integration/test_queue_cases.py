@@ -38,7 +38,7 @@ from fulfillment.models import (
     Upload,
     Workflow,
 )
-from fulfillment.policy import traffic
+from fulfillment.policy import quota
 from fulfillment.policy.lifecycle import BatchState, RequestState, WorkflowState
 from fulfillment.webhooks import WebhookForm
 from tests import builders
@@ -384,9 +384,9 @@ def test_daylight_saving_runs_nothing_twice_and_nothing_an_hour_late(
                 if leases.wake(now=now):
                     woken.append(now)
                 leases.expire(now=now, trust_heartbeats=True)
-                bucket = traffic.fill(bucket, 1.0, now)
+                bucket = quota.fill(bucket, 1.0, now)
                 assert bucket.calls == 1.0  # five minutes fill it
-                bucket = traffic.spend(bucket, 1)
+                bucket = quota.spend(bucket, 1)
                 completion.run_once(now)
                 recovery.mark("completion", now)
                 assert "completion" not in recovery.late(now + timedelta(seconds=1))

@@ -12,6 +12,7 @@ from fulfillment.clock import database_now
 from fulfillment.models import Batch
 from fulfillment.policy import ordering
 from fulfillment.policy.lifecycle import BatchState
+from fulfillment.policy.priority import PriorityClass
 from fulfillment.ready import Sight
 from tests import builders
 from tests.builders import NOW
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.django_db
 
 MICROSECOND = timedelta(microseconds=1)
 SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+MIDDLE = PriorityClass.MIDDLE
 
 
 def store(workflows: int, *, batches: int = 2) -> None:
@@ -72,6 +75,23 @@ def test_little_is_read_in_every_pass() -> None:
     sight = Sight()
 
     assert [statements(sight, NOW) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_workflow_that_ends_before_its_deadline_has_only_until_then() -> None:
+    version = builders.version()
+    plain = builders.workflow(version, deadline_at=NOW + HOUR, ends_at=NOW + 2 * HOUR)
+    short = builders.workflow(version, owner="bob", deadline_at=NOW + HOUR, ends_at=NOW + HOUR / 60)
+    over = builders.workflow(version, deadline_at=NOW + HOUR, ends_at=NOW)
+    for workflow in (plain, short, over):
+        for number in range(20):
+            builders.batch(workflow, [number])
+    sight = Sight()
+
+    sight.look(NOW + HOUR / 120)
+
+    # The older one would be first among equals.
+    assert picks(sight, 19) == {short.pk: 19}
+    assert over.pk not in sight.line_up(sight.versions[0], None)[MIDDLE].ready
 
 
 def test_much_is_believed_for_a_time_that_grows_with_what_it_took(
