@@ -318,8 +318,8 @@ def expire(*, now: datetime, trust_heartbeats: bool) -> int:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT b.id, b.workflow_id, b.positions, b.item_of, b.fingerprints::text[],
-                   b.open_mask, b.probing, b.attempts, b.started_at IS NOT NULL
+            SELECT b.id, b.workflow_id, b.positions, b.item_of, b.open_mask, b.probing, b.attempts,
+                   b.started_at IS NOT NULL
             FROM fulfillment_batch b
             WHERE b.state = 1 AND (
                 b.lease_until < %s
@@ -333,7 +333,7 @@ def expire(*, now: datetime, trust_heartbeats: bool) -> int:
         rows = cursor.fetchall()
         if not rows:
             return 0
-        culprits = [_culprit(row) for row in rows if row[6] is not None and row[5] >> row[6] & 1]
+        culprits = [_culprit(row) for row in rows if row[5] is not None and row[4] >> row[5] & 1]
         progress = outcomes.end_requests(cursor, culprits)
         outcomes.add_progress(cursor, progress)
         cursor.execute(
@@ -349,21 +349,21 @@ def expire(*, now: datetime, trust_heartbeats: bool) -> int:
             """,
             [
                 [row[0] for row in rows],
-                [row[5] & ~(0 if row[6] is None else 1 << row[6]) for row in rows],
-                [int(row[8]) for row in rows],
-                [row[6] is not None for row in rows],
+                [row[4] & ~(0 if row[5] is None else 1 << row[5]) for row in rows],
+                [int(row[7]) for row in rows],
+                [row[5] is not None for row in rows],
             ],
         )
+        # By batch: one whose rows went over to a new round has no fingerprints any more. There are
+        # as many flights as items under way, and leases end so only when something broke.
         cursor.execute(
-            "DELETE FROM fulfillment_flight"
-            " WHERE fingerprint = ANY(%s::uuid[]) AND batch_id = ANY(%s)",
-            [[f for row in rows for f in row[4]], [row[0] for row in rows]],
+            "DELETE FROM fulfillment_flight WHERE batch_id = ANY(%s)", [[row[0] for row in rows]]
         )
         return len(rows)
 
 
 def _culprit(row: Sequence[Any]) -> Outcome:
-    _, workflow_id, positions, item_of, _, _, probing, attempts, _ = row
+    _, workflow_id, positions, item_of, _, probing, attempts, _ = row
     return Outcome(
         workflow_id=workflow_id,
         positions=outcomes.positions_by_item(positions, item_of)[probing],

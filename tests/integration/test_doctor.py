@@ -510,11 +510,14 @@ def test_a_rater_whose_model_has_no_replica_is_found(
 def test_a_model_that_has_no_replica_for_want_of_work_is_well(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Prospective(Fleet):
+        def reachable(self, *asked: Any) -> float:
+            return 0.5
+
     now = database_now()
     builders.workflow(builders.version())
     boot(now)
-    fleet.live = []
-    monkeypatch.setattr(Fleet, "reachable", lambda *asked: 0.5, raising=False)
+    monkeypatch.setattr(doctor, "model_directory", Prospective)
 
     assert told(doctor.raters(now)) == []
 

@@ -17,7 +17,7 @@ from pytest_django import Settings
 from airs_site.simulation import kept
 from airs_site.simulation.kept import SCORES
 from airs_site.simulation.policies import ordered
-from fulfillment.policy import commitments, fairness, lines, ordering, pressure, traffic
+from fulfillment.policy import commitments, fairness, lines, ordering, pressure, quota, traffic
 from fulfillment.policy.ordering import DEFAULT_SHARES
 from fulfillment.policy.priority import PriorityClass
 from tests import builders
@@ -156,7 +156,7 @@ def test_the_day_has_all_that_may_happen(day: Sequence[Event]) -> None:
         (commitments, "NEW_MARGIN", 0.45),
         (commitments, "OLD_MARGIN", 0.3),
         (commitments, "OWNER_SHARE", 1.0),
-        (traffic, "KEPT_FOR_HIGH", 0),
+        (quota, "KEPT_FOR_HIGH", 0),
         (kept, "raised_step", lambda step, above: step),
     ],
 )
