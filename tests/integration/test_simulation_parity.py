@@ -17,7 +17,7 @@ from pytest_django import Settings
 from airs_site.simulation import kept
 from airs_site.simulation.kept import SCORES
 from airs_site.simulation.policies import ordered
-from fulfillment.policy import commitments, fairness, lines, ordering, pressure, quota, traffic
+from fulfillment.policy import commitments, fairness, lines, ordering, pressure, quota
 from fulfillment.policy.ordering import DEFAULT_SHARES
 from fulfillment.policy.priority import PriorityClass
 from tests import builders
