@@ -74,15 +74,16 @@ def requests_in_time(ended: Ended) -> float:
 
 
 def latencies_s(ended: Ended) -> dict[str, dict[str, dict[str, float]]]:
-    """Return quantiles of the latency by rater and class."""
+    """Return quantiles of the latency by rater and class, and of "all" classes together."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     raters, rater_no = np.unique(ended.rater, return_inverse=True)
     classes, class_no = np.unique(ended.priority, return_inverse=True)
     for number, rater in enumerate(raters):
+        found[rater] = {"all": quantiles(ended.latency_s[rater_no == number], LATENCY_QUANTILES)}
         for place, priority in enumerate(classes):
             chosen = ended.latency_s[(rater_no == number) & (class_no == place)]
             if len(chosen):
-                found.setdefault(rater, {})[priority] = quantiles(chosen, LATENCY_QUANTILES)
+                found[rater][priority] = quantiles(chosen, LATENCY_QUANTILES)
     return found
 
 

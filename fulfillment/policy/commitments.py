@@ -24,7 +24,7 @@ from fulfillment.policy.priority import PriorityClass
 
 NEW_MARGIN: Final = 0.6
 """Share of the capacity until a deadline that may be promised by what is new, or again."""
-OLD_MARGIN: Final = 0.9
+OLD_MARGIN: Final = 0.95
 """The same for what was promised before: a promise is not taken back for a small error."""
 OWNER_SHARE: Final = 0.3
 """Of the capacity until a deadline, above which an owner's demands are given up first."""

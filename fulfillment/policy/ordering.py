@@ -3,8 +3,8 @@
 Three rules, one inside the other:
 
 1. *Class.* The highest class with READY batches is served. But each class below HIGH that has some
-   gains its share as credit with every dispatch, up to 1; the highest class with a full credit is
-   served instead, and pays it.
+   gains its share as credit with every dispatch, up to a little over 1; the highest class with a
+   full credit is served instead, and pays 1.
 2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
    those open up to and including it and those served within minutes, over the owner's weight,
    times the share of its time that is left. While a deadline presses (`pressure`), three dispatches
@@ -14,7 +14,7 @@ Three rules, one inside the other:
 What follows, counted in dispatches of one rater:
 
 - A class with READY batches waits at most `longest_wait` dispatches (middle and low 5, best
-  effort 52 with the default shares), whatever is above it; `longest_wait_s` says it in seconds. No
+  effort 54 with the default shares), whatever is above it; `longest_wait_s` says it in seconds. No
   score, age or deadline moves a workflow out of its class.
 - An owner with READY batches waits at most 20 x (owners before it in the queue + 1) dispatches of
   its class, as later ones queue behind it.
@@ -41,9 +41,10 @@ MAX_CLAIMS: Final = 500
 """Most batches that one pass of a rater claims."""
 
 DEFAULT_SHARES: Final[Mapping[PriorityClass, float]] = MappingProxyType(
-    {PriorityClass.MIDDLE: 0.2, PriorityClass.LOW: 0.25, PriorityClass.BEST_EFFORT: 0.02}
+    {PriorityClass.MIDDLE: 0.27, PriorityClass.LOW: 0.27, PriorityClass.BEST_EFFORT: 0.02}
 )
-"""Credit a dispatch. As it ends at 1, a class is sure of one dispatch in `longest_wait`."""
+"""Credit a dispatch; a class is sure of one dispatch in `longest_wait`. No class has a larger share
+than one above it, or less priority would be served more."""
 
 TURN_EVERY: Final = 20
 """One dispatch of a class in so many is an owner's turn."""
@@ -122,7 +123,8 @@ def fill(
     served = dict.fromkeys(lines, 0)
     by_credit = dict.fromkeys(lines, 0)
     for _ in range(dispatches):
-        cls, is_floor = _next_class(lines, credits, shares)
+        waiting = [cls for cls, line in lines.items() if line.ready]
+        cls, is_floor = next_class(waiting, credits, shares)
         workflow_id = lines[cls].serve()
         picked[workflow_id] = picked.get(workflow_id, 0) + 1
         served[cls] += 1
@@ -134,16 +136,26 @@ def fill(
     )
 
 
+def refunded(memory: Memory, order: Order, gone: Mapping[int, int]) -> Memory:
+    """Take back what owners were charged for picks that were not there, batches by workflow."""
+    charges: dict[str, float] = {}
+    for line in order.values():
+        for workflow_id in gone.keys() & line.ready.keys():
+            owner = line.owners[workflow_id]
+            taken_back = gone[workflow_id] * line.charges[workflow_id]
+            charges[owner] = charges.get(owner, 0.0) - taken_back
+    contended = _is_contended(order.values())
+    return replace(memory, usage=fairness.charged(memory.usage, charges, contended=contended))
+
+
 def longest_wait(cls: PriorityClass, shares: Mapping[PriorityClass, float] = DEFAULT_SHARES) -> int:
     """Return the dispatch of a rater, from 1, by which a class with READY batches is served.
 
     Its credit is full after 1/share dispatches. Then classes between HIGH and it may go first:
-    each has a full credit at most, and gains its share with each further dispatch.
+    each has a credit of 1 + its share at most, and gains its share with each further dispatch.
     """
     before = [share for c, share in shares.items() if c < cls]
-    return ceil(1 / shares[cls] - _EPSILON) + floor(
-        (len(before) - sum(before)) / (1 - sum(before)) + _EPSILON
-    )
+    return ceil(1 / shares[cls] - _EPSILON) + floor(len(before) / (1 - sum(before)) + _EPSILON)
 
 
 class _Served:
@@ -232,19 +244,23 @@ def _is_contended(lines: Iterable[Line]) -> bool:
     return len({owner for line in lines for owner in line.owner_ready}) > 1
 
 
-def _next_class(
-    lines: Mapping[PriorityClass, _Served],
+def next_class(
+    waiting: Sequence[PriorityClass],
     credits: dict[PriorityClass, float],
-    shares: Mapping[PriorityClass, float],
+    shares: Mapping[PriorityClass, float] = DEFAULT_SHARES,
 ) -> tuple[PriorityClass, bool]:
-    """Return the class to serve, and whether it is served for its credit."""
-    waiting = [cls for cls, line in lines.items() if line.ready]
+    """Return which of the classes that wait, the highest first, is served, and if for its credit.
+
+    Changes the credits.
+    """
     for cls in waiting:
         if cls in shares:
-            credits[cls] = min(1.0, credits.get(cls, 0.0) + shares[cls])
+            # What is over a full credit is kept, or a share of 0.27 would be one of 0.25.
+            most = 1.0 + shares[cls]
+            credits[cls] = min(most, credits.get(cls, 0.0) + shares[cls])
     for cls in waiting:
         if credits.get(cls, 0.0) >= 1 - _EPSILON:
-            credits[cls] = 0.0
+            credits[cls] -= 1.0
             return cls, cls != waiting[0]
     return waiting[0], False
 

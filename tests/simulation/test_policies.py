@@ -70,6 +70,12 @@ def test_a_planner_that_is_off_asks_for_too_few() -> None:
     assert run(Airs(Setup(cost_error=0.1)), tight).counts.moves < run("airs", tight).counts.moves
 
 
+def test_a_client_of_the_paper_asks_for_a_rater_that_begins_without_a_replica() -> None:
+    world = run("paper", evaluation(1, 12), replicas=(3, 0))
+
+    assert world.counts.attempts > 1
+
+
 def test_a_client_of_the_paper_asks_again_after_its_back_off() -> None:
     polling = Tuning(name="polling", backoff_s=120, owner_cap=1, low_gate=1, race=0)
 

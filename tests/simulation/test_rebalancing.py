@@ -157,6 +157,13 @@ def test_the_more_pressing_need_has_the_only_replica() -> None:
     assert more.moves == (Move(donor="held", receiver="waits", replicas=1),)
 
 
+def test_the_longer_backlog_has_the_only_replica_where_nothing_is_due() -> None:
+    held = model("held", 1, other_s=600, default=1)
+
+    assert rebalance([held, model("waits", 0, other_s=1100, default=1)], NOW).moves == ()
+    assert rebalance([held, model("waits", 0, other_s=1300, default=1)], NOW).moves != ()
+
+
 def test_one_that_has_none_gets_one_of_parts_that_others_have_over() -> None:
     waits = model("waits", 0, other_s=5, default=0)
 

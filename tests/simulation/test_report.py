@@ -217,7 +217,7 @@ def test_raters_of_other_names_have_rows_without_what_was_published() -> None:
     rows = for_raters(ROWS, ["needs_met", "lexical"])
 
     (named,) = [row for row in rows if row.label == "needs_met latency p75"]
-    assert named.path == ("latency_s", "needs_met", "high", "p75")
+    assert named.path == ("latency_s", "needs_met", "all", "p75")
     assert (named.published, named.goal) == (None, None)
     assert for_raters(ROWS, ["AR_1", "AR_2"]) == list(ROWS)
 

@@ -86,7 +86,7 @@ def _layers(document: Document) -> Figure | None:
         (
             f"{large}: latency p75, times as long",
             [
-                _ratio(document["ablation"][layer], full, ("latency_s", large, "high", "p75"))
+                _ratio(document["ablation"][layer], full, ("latency_s", large, "all", "p75"))
                 for layer in layers
             ],
         ),
@@ -163,7 +163,7 @@ def _hit_rates(document: Document) -> Figure | None:
 
 def _p75(figures: Sequence[Mapping[str, Any]], rater: str) -> NDArray[np.float64]:
     """Return a rater's latency in minutes, for high priority."""
-    return gaps(minutes([value_at(of, ("latency_s", rater, "high", "p75")) for of in figures]))
+    return gaps(minutes([value_at(of, ("latency_s", rater, "all", "p75")) for of in figures]))
 
 
 def _ratio(figures: Mapping[str, Any], full: Mapping[str, Any], path: tuple[str, ...]) -> float:
