@@ -108,6 +108,7 @@ class Depth:
     open_requests: int = 0
     paused_requests: int = 0
     oldest_s: float | None = None
+    """Of the workflows with READY batches: what waits for a retry says nothing of the queue."""
     age_p50_s: float | None = None
     age_p90_s: float | None = None
     age_p99_s: float | None = None
@@ -188,23 +189,28 @@ def _standing(row: Sequence[Any], sums: Sequence[int], out: Mapping[BatchState, 
 def _depth(rater_id: str, cls: PriorityClass, of: Sequence[Standing], now: datetime) -> Depth:
     queued = [standing for standing in of if not standing.paused]
     ages: dict[float, int] = defaultdict(int)
+    oldest_s: float | None = None
+    ready = 0
     for standing in queued:
         age_s = max(0.0, (now - standing.accepted_at).total_seconds())
         ages[age_s] += standing.open_requests
+        if own := _ready(standing):
+            ready += own
+            oldest_s = max(age_s, oldest_s or 0.0)
     open_requests = sum(ages.values())
     p50, p90, p99 = distributions.quantiles(ages) if open_requests else (None, None, None)
     out = {state: sum(s.out.get(state, 0) for s in of) for state in BatchState}
     return Depth(
         rater_id=rater_id,
         priority_class=cls,
-        ready=sum(_ready(standing) for standing in queued),
+        ready=ready,
         leased=out[BatchState.LEASED],
         delayed=out[BatchState.DELAYED],
         waiting=out[BatchState.WAITING],
         workflows=sum(standing.open_requests > 0 for standing in queued),
         open_requests=open_requests,
         paused_requests=sum(s.open_requests for s in of if s.paused),
-        oldest_s=max((age for age, weight in ages.items() if weight), default=None),
+        oldest_s=oldest_s,
         age_p50_s=p50,
         age_p90_s=p90,
         age_p99_s=p99,

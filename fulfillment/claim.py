@@ -6,7 +6,7 @@ elsewhere: the item waits. The rest is sent. What may be claimed, and through wh
 dispatch.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -55,10 +55,18 @@ class Pass:
     waiting: int = 0
     calls: int = 0
     """That the batches sent will make, if nothing has to be asked again."""
-    missing: int = 0
-    """Batches that were picked and not there: they are gone, or somebody else holds them."""
+    gone: Counter[int] = field(default_factory=Counter)
+    """Batches that were picked and not there, by workflow: it has none READY any more, or somebody
+    else holds them."""
+    put_back: Counter[int] = field(default_factory=Counter)
+    """Batches that found no place, by workflow: they are READY as before."""
     full: bool = False
     """Whether more could be claimed at once: it ended or parked items instead of sending them."""
+
+    @property
+    def missing(self) -> int:
+        """How many of the batches picked were not there."""
+        return self.gone.total()
 
     def __add__(self, other: "Pass") -> "Pass":
         return Pass(
@@ -66,7 +74,8 @@ class Pass:
             ended=self.ended + other.ended,
             waiting=self.waiting + other.waiting,
             calls=self.calls + other.calls,
-            missing=self.missing + other.missing,
+            gone=self.gone + other.gone,
+            put_back=self.put_back + other.put_back,
             full=self.full or other.full,
         )
 
@@ -97,14 +106,14 @@ class _Claimed:
 
 def claim(picks: Sequence[ordering.Pick], *, room: Room, now: datetime) -> tuple[Claims, Pass]:
     """Claim what the policy picked; return what is to be published after COMMIT."""
-    asked = sum(pick.batches for pick in picks)
+    asked = Counter({pick.workflow_id: pick.batches for pick in picks})
     with transaction.atomic(), connection.cursor() as cursor:
         # Nobody waits for the disk: where a crash of PostgreSQL loses a claim, its batches are as
         # they were, and whoever got its message may take them over only if nobody else did.
         cursor.execute("SET LOCAL lock_timeout = '200ms'; SET LOCAL synchronous_commit = off")
         batches = _pick(cursor, picks)
         if not batches:
-            return {}, Pass(missing=asked)
+            return {}, Pass(gone=asked)
         facts = _workflow_facts(cursor, {batch.workflow_id for batch in batches}, now)
         batches = [batch for batch in batches if batch.workflow_id in facts]
         # Of equal items the most urgent one is sent: it must not wait for its like in a backlog.
@@ -121,14 +130,15 @@ def claim(picks: Sequence[ordering.Pick], *, room: Room, now: datetime) -> tuple
             fact = facts[batch.workflow_id]
             claims[fact.step, fact.cls].append((batch.id, batch.fence + 1, batch.replica))
     sent = sum(len(c) for c in claims.values())
-    put_back = sum(bool(batch.sent) and not batch.replica for batch in batches)
+    put_back = Counter(b.workflow_id for b in batches if b.sent and not b.replica)
     return claims, Pass(
         sent=sent,
         ended=len(ended),
         waiting=sum(bool(batch.waits) and not batch.replica for batch in batches),
         calls=sum(room.wanted(batch.sent.bit_count()) for batch in batches if batch.replica),
-        missing=asked - len(batches),
-        full=sent + put_back < len(batches),
+        gone=asked - Counter(batch.workflow_id for batch in batches),
+        put_back=put_back,
+        full=sent + put_back.total() < len(batches),
     )
 
 

@@ -45,6 +45,7 @@ anew costs more with each."""
 _CHUNK = 1_000
 
 Looked = tuple[Standing, Forecast | None]
+Etas = Mapping[bool, Mapping[str, int] | None]
 
 
 def run_once(now: datetime) -> int:
@@ -55,12 +56,12 @@ def run_once(now: datetime) -> int:
 
 
 def admit(
-    workflow: Workflow, *, pending: int, accepted: int, eta: Mapping[str, int] | None, now: datetime
+    workflow: Workflow, *, pending: int, accepted: int, etas: Etas, now: datetime
 ) -> WorkflowForecast | None:
     """Forecast a workflow that has just come with so many items to rate, of rows accepted.
 
-    None if nothing is known or nothing is open; also if the database fails: the workflow is there,
-    and the next minute has its forecast.
+    `etas` has its ETA by whether some of it is given up. None if nothing is known or nothing is
+    open; also if the database fails: the workflow is there, and the next minute has its forecast.
     """
     if not pending or workflow.state not in DISPATCHED:
         return None
@@ -68,7 +69,7 @@ def admit(
         with transaction.atomic(), connection.cursor() as cursor:
             # The client waits, and what is lost comes again within the minute.
             cursor.execute("SET LOCAL synchronous_commit = off")
-            _admit(workflow, pending, accepted, eta, now)
+            _admit(workflow, pending, accepted, etas, now)
             return promises.of([workflow.pk]).get(workflow.pk)
     except DatabaseError as error:
         logger.warning("no forecast", extra={"id": workflow.public_id, "error": str(error)})
@@ -84,7 +85,7 @@ def _admit(
     workflow: Workflow,
     pending: int,
     accepted: int,
-    eta: Mapping[str, int] | None,
+    etas: Etas,
     now: datetime,
 ) -> None:
     rater = workflow.rater
@@ -124,7 +125,7 @@ def _admit(
         served_by=name,
         round=workflow.round,
         is_closed=workflow.closed_at is not None,
-        eta=eta or {},
+        eta=etas[ours.cut > 0] or {},
     )
     promises.store([statement], now)
 

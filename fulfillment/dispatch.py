@@ -10,9 +10,10 @@ lost lock cannot claim. A frozen leader loses that connection to `idle_session_t
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from fulfillment.claim import Pass, claim
 from fulfillment.fleet import Fleet
 from fulfillment.held import Held
 from fulfillment.model_directory import ModelDirectory
-from fulfillment.policy import fairness, lines, ordering, quota, traffic
+from fulfillment.policy import fairness, lines, ordering, places, quota, traffic
 from fulfillment.policy.fairness import OverShare
 from fulfillment.policy.priority import PriorityClass, raised_step
 from fulfillment.ready import Sight, VersionLoad
@@ -36,6 +37,8 @@ FROZEN_S = 10
 """Idle time after which PostgreSQL takes the connection of a leader that stands still."""
 REST = timedelta(seconds=2)
 """How long nothing is sent to a replica that refused a connection or is warming up."""
+MOST_CLAIMS = 20
+"""Of a rater in one pass, which claims again while what it claims is not there."""
 
 Publish = Callable[[Sequence[tuple[int, int, str]], int], None]
 """Sends [(batch id, fence, replica)] to the executors at a Celery priority."""
@@ -49,6 +52,11 @@ class Memory:
     orders: dict[int, ordering.Memory] = field(default_factory=dict)
     over: dict[int, Mapping[str, OverShare]] = field(default_factory=dict)
     """Owners over their share, by rater version, as they were when it was last served."""
+    credits: dict[str, places.Credits] = field(default_factory=dict)
+    """Of classes, by model that several rater versions share."""
+    servings: dict[int, int] = field(default_factory=dict)
+    """The number of the serving in which something of a rater version was sent last."""
+    serving: int = 0
     held: Held = field(default_factory=Held)
     windows: Windows = field(default_factory=Windows)
     buckets: dict[str, quota.Bucket] = field(default_factory=dict)
@@ -123,23 +131,32 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
         for version in versions
         if fleet.may_take(version) and version.plugin_version in plugins.get(version.autorater, ())
     ]
+    # Where there is not enough for all, whoever waits longest comes first among equals.
+    served.sort(key=lambda version: memory.servings.get(version.version_id, 0))
     rooms = {version.version_id: fleet.room(version, memory.windows) for version in served}
-    shares = quota.slots_for(
+    slots = quota.slots_for(
         {
-            str(version.version_id): min(rooms[version.version_id].most, sight.wanted(version))
+            version.version_id: min(
+                rooms[version.version_id].most,
+                sight.wanted(version),
+                _batches_allowed(version, rooms[version.version_id], memory, now),
+            )
             for version in served
         },
         total_slots - memory.held.total,
-        {str(version.version_id): memory.held.of(version.version_id) for version in served},
+        {version.version_id: memory.held.of(version.version_id) for version in served},
         total_slots,
     )
+    able = [version for version in served if slots[version.version_id] > 0]
+    lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
+    shares = _places(able, slots, rooms, lined_up, memory)
+    left = dict(slots)
     done = Pass()
-    for version in served:
-        share = shares[str(version.version_id)]
-        if share > 0:
-            room = rooms[version.version_id]
-            pace = fleet.requests_per_s(version, room)
-            done += _serve(version, room, share, pace, now, memory, publish)
+    for version, share in _turns(able, shares, left):
+        room = rooms[version.version_id]
+        passed = _serve(version, lined_up(version), room, share, now, memory, publish)
+        left[version.version_id] -= passed.sent
+        done += passed
     if total_slots > memory.held.total and any(
         version.version_id in sight.short
         and not sight.wanted(version)
@@ -169,23 +186,88 @@ def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
     return sum(slots for slots, _ in rows), plugins
 
 
+def _line_up(
+    version: VersionLoad, *, rooms: Mapping[int, Room], fleet: Fleet, sight: Sight
+) -> lines.Order:
+    return sight.line_up(version, fleet.requests_per_s(version, rooms[version.version_id]))
+
+
+def _places(
+    able: Sequence[VersionLoad],
+    slots: Mapping[int, int],
+    rooms: Mapping[int, Room],
+    lined_up: Callable[[VersionLoad], lines.Order],
+    memory: Memory,
+) -> dict[int, int]:
+    """Share the room of models that several rater versions want to send to; return by version."""
+    by_model: dict[str, list[VersionLoad]] = defaultdict(list)
+    for version in able:
+        by_model[version.model_id].append(version)
+    shares: dict[int, int] = {}
+    for model_id, versions in by_model.items():
+        if len(versions) == 1:
+            continue
+        contenders = {
+            version.version_id: places.Contender(
+                ready=_ready(lined_up(version), memory.sight.taken_of(version)),
+                most=slots[version.version_id],
+                held=memory.held.of(version.version_id),
+            )
+            for version in versions
+        }
+        room = {
+            cls: max(rooms[version.version_id].batches(cls) for version in versions)
+            for cls in PriorityClass
+        }
+        given, memory.credits[model_id] = places.share(
+            contenders, room, memory.credits.get(model_id, {})
+        )
+        shares |= given
+    return shares
+
+
+def _turns(
+    able: Sequence[VersionLoad], shares: Mapping[int, int], left: Mapping[int, int]
+) -> Iterator[tuple[VersionLoad, int]]:
+    """Yield who may send how much now; `left` is what each has left of its slots by then."""
+    most = {**left, **shares}
+    # Whoever gets more than others comes last, and so stands behind them in the next pass.
+    for version in sorted(able, key=lambda version: most[version.version_id]):
+        if most[version.version_id]:
+            yield version, most[version.version_id]
+    # What one left of its share, or what only some of them can have, others may.
+    for version in able:
+        if version.version_id in shares and left[version.version_id]:
+            yield version, left[version.version_id]
+
+
 def _serve(
     version: VersionLoad,
+    order: lines.Order,
     room: Room,
     share: int,
-    requests_per_s: float | None,
     now: datetime,
     memory: Memory,
     publish: Publish,
 ) -> Pass:
-    """Fill the rater's share of the slots; for what is not there any more the next is sent."""
-    order = memory.sight.line_up(version, requests_per_s)
+    """Fill the rater's share of the slots; for what is not there any more the next is sent.
+
+    So it is for what found no place, which other classes may have.
+    """
     done = Pass()
-    while True:
+    for _ in range(MOST_CLAIMS):
         passed = _send(version, order, room, share - done.sent, now, memory, publish)
         done += passed
-        if not passed.missing:
-            return done
+        if not passed.gone and not passed.put_back:
+            break
+    else:
+        # Too much of what was read is not so any more.
+        memory.sight.ring()
+        done = replace(done, full=True)
+    if done.sent:
+        memory.serving += 1
+        memory.servings[version.version_id] = memory.serving
+    return done
 
 
 def _send(
@@ -200,6 +282,8 @@ def _send(
     sight = memory.sight
     remembered = memory.orders.get(version.version_id, ordering.Memory())
     free = {cls: room.batches(cls) for cls in order}
+    if not any(free.values()):
+        return Pass()
     decision = ordering.fill(
         {cls: line for cls, line in order.items() if free[cls]},
         room=min(share, max(free.values()), _batches_allowed(version, room, memory, now)),
@@ -219,19 +303,32 @@ def _send(
         memory.held.forget()
         logger.info("claim met a lock", extra={"rater": version.rater_id})
         return Pass()
-    memory.orders[version.version_id] = decision.memory
+    if passed.missing < sum(pick.batches for pick in picks):
+        memory.orders[version.version_id] = (
+            ordering.refunded(decision.memory, order, passed.gone)
+            if passed.gone
+            else decision.memory
+        )
     memory.over[version.version_id] = {
         owner: why for line in order.values() for owner, why in line.over.items()
     }
     sight.take(version, picks)
+    # Of a class that has places still it is not: it was given up since it was read.
+    elsewhere = {
+        workflow_id
+        for workflow_id in passed.put_back
+        if any(workflow_id in line.ready and room.batches(cls) for cls, line in order.items())
+    }
+    sight.use_up(version, passed.gone.keys() | elsewhere)
     # Whatever was READY when this pass read it has been tried; of what was READY before, more may
     # be by now.
-    if passed.full or (passed.missing and sight.read_at != now):
+    if passed.full or ((passed.gone or elsewhere) and sight.read_at != now):
         sight.short.add(version.version_id)
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
         memory.buckets[version.rater_id] = quota.spend(bucket, passed.calls)
     top = _top(order, sight.taken_of(version))
+    sight.give_back(version, {w: n for w, n in passed.put_back.items() if w not in elsewhere})
     for (step, cls), sent in claims.items():
         if top is not None and cls > top:
             step = raised_step(step, top)
@@ -248,10 +345,15 @@ def _send(
 
 def _top(order: lines.Order, taken: Mapping[int, int]) -> PriorityClass | None:
     """Return the highest class that still has READY batches."""
-    for cls, line in order.items():
-        if line.total > sum(n for w, n in taken.items() if w in line.ready):
-            return cls
-    return None
+    return next((cls for cls, ready in _ready(order, taken).items() if ready), None)
+
+
+def _ready(order: lines.Order, taken: Mapping[int, int]) -> dict[PriorityClass, int]:
+    """Return the READY batches that are left of each class."""
+    return {
+        cls: line.total - sum(n for w, n in taken.items() if w in line.ready)
+        for cls, line in order.items()
+    }
 
 
 def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:

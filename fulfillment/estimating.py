@@ -19,7 +19,7 @@ from fulfillment.models import RaterCost, RaterVersion, Role
 from fulfillment.policy.eta import Job, Pace, rounded
 from fulfillment.policy.priority import priority_class
 from fulfillment.tally import Tally, count
-from fulfillment.verdicts import Pool, judge
+from fulfillment.verdicts import Pool, Verdict, judge
 
 
 def estimate(
@@ -66,7 +66,7 @@ def estimate(
         "priority": draft.priority.score,
         "priority_reason": draft.priority.reason,
         "deadline_s": draft.deadline_s,
-        "eta": _eta(draft, form, owner, tally, pool, forecaster, now),
+        "eta": _eta(draft, form, owner, tally, pool, verdict, forecaster, now),
         "feasible": verdict.feasible,
         "share_in_time": verdict.share,
         "reason": verdict.reason,
@@ -136,6 +136,7 @@ def _eta(
     owner: str,
     tally: Tally,
     pool: Pool | None,
+    verdict: Verdict,
     forecaster: Forecaster,
     now: datetime,
 ) -> dict[str, int] | None:
@@ -146,11 +147,15 @@ def _eta(
             seen=pool.cost.requests,
             lumps=pool.cost.requests / draft.batch_size,
         )
+    # What does not fit is given up, and then all of it is served as best effort.
+    is_cut = bool(pool and pool.servers) and verdict.feasible is False
     most_s = form.max_duration_s or draft.deadline_s + CALL_LIMIT_MARGIN.total_seconds()
     found = forecaster.would_end(
         Job(
             owner=owner,
-            priority_class=priority_class(draft.priority.score, best_effort=form.best_effort),
+            priority_class=priority_class(
+                draft.priority.score, best_effort=form.best_effort or is_cut
+            ),
             open_requests=tally.items,
         ),
         draft.rater.pk,

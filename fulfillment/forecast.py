@@ -1,21 +1,21 @@
 """The ETA of workflows: what policy.eta makes of the queue as it stands.
 
 A process looks at the queue once in two seconds for all who ask; the counts of the workflow itself
-are those that the caller has just read.
+are those that the caller has just read. What was given up counts as best effort: so it is served.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from fulfillment import board
+from fulfillment import board, promises
 from fulfillment.board import Fold, Standing
 from fulfillment.models import QueueSample, Rater, Workflow
 from fulfillment.policy import eta
 from fulfillment.policy.eta import Field, Forecast, Job, Pace
 from fulfillment.policy.lifecycle import DISPATCHED
-from fulfillment.policy.priority import priority_class
+from fulfillment.policy.priority import PriorityClass, priority_class
 
 LOOK_EVERY = timedelta(seconds=2)
 WORKFLOWS_A_SECOND = 1_000
@@ -34,6 +34,8 @@ class _Look:
     by_rater: Mapping[str, Sequence[Standing]]
     folds: Mapping[str, Sequence[Fold]]
     paused: frozenset[str]
+    cuts: Container[int]
+    """Workflows of which some is given up."""
     fields: dict[str, Field] = field(default_factory=dict)
     paces: dict[str, Pace | None] = field(default_factory=dict)
 
@@ -45,11 +47,17 @@ class Forecaster:
         self._look: _Look | None = None
 
     def eta(
-        self, workflow: Workflow, progress: Mapping[str, Any], *, now: datetime
+        self,
+        workflow: Workflow,
+        progress: Mapping[str, Any],
+        *,
+        now: datetime,
+        is_cut: bool | None = None,
     ) -> dict[str, int] | None:
         """Return when a workflow ends, None while nothing is known or nothing of it is sent.
 
-        `progress` is the document of fulfillment.progress.
+        `progress` is the document of fulfillment.progress. `is_cut`: whether some of it is given
+        up, where the caller knows that better than the last look at the queue.
         """
         if workflow.state not in DISPATCHED:
             return None
@@ -57,7 +65,9 @@ class Forecaster:
         if workflow.rater_id in look.paused:
             return None
         counts, retry_at = progress["counts"], progress["retry_at"]
-        cls = priority_class(workflow.priority, best_effort=workflow.best_effort)
+        if is_cut is None:
+            is_cut = workflow.pk in look.cuts
+        cls = priority_class(workflow.priority, best_effort=workflow.best_effort or is_cut)
         mine = look.standings.get(workflow.pk)
         found = eta.forecast(
             Job(
@@ -66,7 +76,7 @@ class Forecaster:
                 open_requests=counts["pending"] + counts["running"] + counts["retrying"],
             ),
             _field(look, workflow.rater_id),
-            listed=_job(mine) if mine and not mine.paused else None,
+            listed=_job(mine, look) if mine and not mine.paused else None,
             own_pace=_own_pace(mine, look.at) if mine else None,
             rater_pace=_rater_pace(look, workflow.rater_id),
             retry_in_s=(retry_at - now).total_seconds() if retry_at else 0.0,
@@ -105,9 +115,9 @@ class Forecaster:
             (
                 standing,
                 eta.forecast(
-                    _job(standing),
+                    _job(standing, look),
                     _field(look, standing.rater_id),
-                    listed=_job(standing),
+                    listed=_job(standing, look),
                     own_pace=_own_pace(standing, look.at),
                     rater_pace=_rater_pace(look, standing.rater_id),
                     most_s=(standing.ends_at - now).total_seconds(),
@@ -132,6 +142,7 @@ class Forecaster:
                 by_rater=by_rater,
                 folds=board.folds(now),
                 paused=frozenset(paused),
+                cuts=promises.cuts(now),
             )
         return look
 
@@ -139,7 +150,7 @@ class Forecaster:
 def _field(look: _Look, rater_id: str) -> Field:
     if rater_id not in look.fields:
         standings = look.by_rater.get(rater_id, ())
-        look.fields[rater_id] = eta.arrange(_job(s) for s in standings if not s.paused)
+        look.fields[rater_id] = eta.arrange(_job(s, look) for s in standings if not s.paused)
     return look.fields[rater_id]
 
 
@@ -153,10 +164,11 @@ def _rater_pace(look: _Look, rater_id: str) -> Pace | None:
     return look.paces[rater_id]
 
 
-def _job(standing: Standing) -> Job:
+def _job(standing: Standing, look: _Look) -> Job:
+    is_cut = standing.workflow_id in look.cuts
     return Job(
         owner=standing.owner,
-        priority_class=standing.priority_class,
+        priority_class=PriorityClass.BEST_EFFORT if is_cut else standing.priority_class,
         open_requests=standing.open_requests,
     )
 

@@ -14,8 +14,12 @@ BEST_EFFORT: Final = "(w.best_effort OR coalesce(f.cut_batches, 0) > 0)"
 
 
 def forecast(at: str) -> str:
-    """Join the forecast that is believed at an instant, an SQL expression: one made of late."""
+    """Join the forecast that is believed at an instant, an SQL expression.
+
+    It is one of this round that was made of late.
+    """
     return (
-        "LEFT JOIN fulfillment_workflowforecast f ON f.workflow_id = w.id AND f.settled_at IS NULL"
+        "LEFT JOIN fulfillment_workflowforecast f"
+        " ON f.workflow_id = w.id AND f.round = w.round AND f.settled_at IS NULL"
         f" AND f.made_at > {at} - interval '{BELIEVED.total_seconds()} seconds'"
     )

@@ -1,11 +1,15 @@
 """What models have to do, as model management asks for it (named by the setting AIRS_DEMAND).
 
 Committed work with its deadlines, and what was cut, come from the forecasts. Open workflows without
-one (nothing of their rater was measured yet, or no replica of their model can be reached) count as
-uncommitted: they need somebody, or a model that was left without a replica would never get one.
+one (no replica of their model can be reached, or nothing of their rater was measured yet) need
+somebody, or a model that was left without a replica would never get one. What one replica could do
+of them in time is due like committed work: where replicas are short, deadlines decide who has one,
+and nobody is promised anything. The rest, and what was never measured, is uncommitted.
+
 All is as old as the last run of the service that forecasts.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +30,7 @@ _SENT = [int(state) for state in DISPATCHED]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Due:
-    """Committed work of a workflow, in replica-seconds."""
+    """Work of a workflow that is to be done in time, in replica-seconds."""
 
     deadline_at: datetime
     work_s: float
@@ -66,8 +70,18 @@ def demand(now: datetime) -> Demand:
             work_s = (unsent - cut + in_flight / 2) * batch_s
             found.dues.append(Due(deadline_at=deadline_at, work_s=work_s))
             found.other_s += cut * batch_s
-        for served_by, other_s in _not_forecast(cursor, now):
-            _of(versions, served_by).other_s += other_s
+        planned_s: dict[str, float] = defaultdict(float)
+        for served_by, deadline_at, work_s in _not_forecast(cursor, now):
+            found = _of(versions, served_by)
+            if work_s is None:
+                found.other_s += UNKNOWN_S
+                continue
+            left_s = (deadline_at - now).total_seconds() - planned_s[served_by]
+            due_s = min(work_s, max(0.0, left_s))
+            planned_s[served_by] += due_s
+            found.other_s += work_s - due_s
+            if due_s:
+                found.dues.append(Due(deadline_at=deadline_at, work_s=due_s))
     return Demand(measured_at=measured_at, versions=list(versions.values()))
 
 
@@ -98,11 +112,14 @@ def _forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
 
 
 def _not_forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
-    """Return the open work without a forecast, by what serves it."""
+    """Return open workflows without a forecast, the earliest deadline first.
+
+    Each is what serves it, its deadline, and its work in replica-seconds, None if that is unknown.
+    """
     cursor.execute(
         """
         SELECT v.spec->>'model_id' || E'\\t' || (v.spec->>'model_version'),
-               sum(greatest(o.requests * coalesce(c.seconds_a_request, 0), %s))
+               least(w.deadline_at, w.ends_at), o.requests * c.seconds_a_request
         FROM fulfillment_workflow w
         JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
         JOIN fulfillment_raterversion v ON v.id = w.rater_version_id
@@ -121,9 +138,9 @@ def _not_forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any
         ) AS o
         WHERE w.finished_at IS NULL AND w.state = ANY(%s)
           AND least(w.deadline_at, w.ends_at) > %s AND f.workflow_id IS NULL AND o.requests > 0
-        GROUP BY 1
+        ORDER BY 2
         """,
-        [UNKNOWN_S, now - promises.BELIEVED, _SENT, now],
+        [now - promises.BELIEVED, _SENT, now],
     )
     found: list[Sequence[Any]] = cursor.fetchall()
     return found

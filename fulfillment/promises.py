@@ -60,17 +60,17 @@ def of(workflow_ids: Iterable[int]) -> dict[int, WorkflowForecast]:
     return WorkflowForecast.objects.in_bulk(list(workflow_ids))
 
 
-def cuts() -> Mapping[int, float]:
+def cuts(now: datetime) -> Mapping[int, float]:
     """Return the batches of each workflow that are not committed, of forecasts that still count."""
     with connection.cursor() as cursor:
         prepared.execute(
             cursor,
             """
-            SELECT workflow_id, cut_batches FROM fulfillment_workflowforecast
-            WHERE settled_at IS NULL AND cut_batches > 0
-              AND made_at > clock_timestamp() - make_interval(secs => %s::float8)
+            SELECT f.workflow_id, f.cut_batches FROM fulfillment_workflowforecast f
+            JOIN fulfillment_workflow w ON w.id = f.workflow_id AND w.round = f.round
+            WHERE f.settled_at IS NULL AND f.cut_batches > 0 AND f.made_at > %s
             """,
-            [BELIEVED.total_seconds()],
+            [now - BELIEVED],
         )
         return dict(cursor.fetchall())
 

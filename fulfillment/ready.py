@@ -27,7 +27,7 @@ from fulfillment.policy.fairness import Usage
 from fulfillment.policy.priority import priority_class
 
 READY_LOOK = 128
-"""READY batches counted a workflow: more than a pass can send of one."""
+"""READY batches counted a workflow: more than most passes can send of one."""
 FEW = 100
 """Workflows that are read in every pass."""
 BELIEVED, BELIEVED_AFTER_RING = 4, 1
@@ -79,6 +79,11 @@ class VersionLoad:
             )
         return self.order
 
+    def ready_of(self, workflow_id: int) -> int:
+        """Return the batches of a workflow in its lines."""
+        lines = self.order.values() if self.order else ()
+        return next((n for line in lines if (n := line.ready.get(workflow_id))), 0)
+
 
 @dataclass(kw_only=True, slots=True)
 class Sight:
@@ -89,8 +94,8 @@ class Sight:
     taken: dict[int, Counter[int]] = field(default_factory=dict)
     """Batches claimed since, by rater version and workflow."""
     short: set[int] = field(default_factory=set)
-    """Versions of which less was sent than was claimed since: what is READY of them now, only
-    another reading tells."""
+    """Versions of which less was sent than was claimed since, or more is READY than was counted:
+    what is READY of them now, only another reading tells."""
     read_at: datetime | None = None
     took: timedelta = timedelta()
     rung: bool = False
@@ -100,10 +105,25 @@ class Sight:
         self.rung = True
 
     def take(self, version: VersionLoad, picks: Iterable[ordering.Pick]) -> None:
-        """Count what was claimed, or was not there any more."""
+        """Count what is claimed."""
         taken = self.taken.setdefault(version.version_id, Counter())
         for pick in picks:
             taken[pick.workflow_id] += pick.batches
+            if taken[pick.workflow_id] >= READY_LOOK:
+                self.short.add(version.version_id)
+
+    def give_back(self, version: VersionLoad, put_back: Mapping[int, int]) -> None:
+        """Count what was claimed and is READY again, batches by workflow."""
+        self.taken[version.version_id].subtract(put_back)
+
+    def use_up(self, version: VersionLoad, workflow_ids: Iterable[int]) -> None:
+        """Count all of workflows as claimed: a claim found that this reading is wrong about them.
+
+        What is READY of them after all, the next one finds.
+        """
+        taken = self.taken[version.version_id]
+        for workflow_id in workflow_ids:
+            taken[workflow_id] = version.ready_of(workflow_id)
 
     def look(self, now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> Sequence[VersionLoad]:
         """Return what is READY, read now or a moment ago.

@@ -115,7 +115,12 @@ class Room:
             total = sum(by_class.values())
             window = self._windows.get(replica.key)
             if window is None:
-                kept = 0 if cls is PriorityClass.HIGH else quota.kept_for_high(replica.window)
+                high = by_class.get(PriorityClass.HIGH, 0)
+                kept = (
+                    0
+                    if cls is PriorityClass.HIGH
+                    else quota.kept_for_high(replica.window, held=high)
+                )
                 free = replica.window - total - kept
             else:
                 free = traffic.room(window, by_class, cls, now=self._now)

@@ -40,10 +40,12 @@ class KeptWorld(World):
         self._archive = self._cut_archive
         self._claimed: list[tuple[PriorityClass, Cut]] = []
         """What is to be claimed together, with the class that it goes by; room is kept for it."""
+        self._taking: list[Replica] = []
+        """Replicas that got something in this pass."""
 
     def room(self, rater: int, cls: PriorityClass) -> int:
         """Return how many batches of a class the rater's replicas may take."""
-        return self.pool.room_below(rater, self._limit(cls))
+        return sum(max(0, self._free(replica, cls)) for replica in self.pool.serving(rater))
 
     def send(self, job: Job, priority_class: PriorityClass | None = None) -> bool:
         """Let the job's next batch be claimed when the pass is over; False if none is READY."""
@@ -57,8 +59,8 @@ class KeptWorld(World):
         )
         return True
 
-    def claim(self, top: PriorityClass | None = None) -> None:
-        """Claim what was sent since the last time.
+    def claim(self, top: PriorityClass | None = None) -> bool:
+        """Claim what was sent since the last time; say whether some of it found no place.
 
         `top` is the highest class that waits still: what goes before it goes by the priority of
         that class.
@@ -66,7 +68,7 @@ class KeptWorld(World):
         claimed = sorted(self._claimed, key=itemgetter(0))
         self._claimed = []
         formed = [(cls, each, self._cut_archive.claim(each, self.now)) for cls, each in claimed]
-        taking = []
+        is_short = False
         for cls, each, ids in formed:
             self.pool.room[each.job.rater] += 1
             if not ids:
@@ -74,10 +76,16 @@ class KeptWorld(World):
                 self._dirty[each.job.rater] = None
                 self._end_if_done(each.job)
             elif self.room(each.job.rater, cls):
-                taking.append(self._put(each, ids, cls, top))
+                self._taking.append(self._put(each, ids, cls, top))
             else:
                 self._cut_archive.put_back(each, ids)
+                is_short = True
+        return is_short
+
+    def end_pass(self) -> None:
+        """Let replicas begin with what they got, and what found no place be READY again."""
         self._wake(news=False)
+        taking, self._taking = self._taking, []
         for replica in taking:
             if replica.running is None:
                 self._take_up(replica)
@@ -93,10 +101,18 @@ class KeptWorld(World):
     def _passed(self) -> None:
         if self._claimed:
             self.claim()
+            self.end_pass()
 
-    def _limit(self, cls: PriorityClass) -> int:
-        kept = 0 if cls is PriorityClass.HIGH else quota.kept_for_high(self.pool.window)
-        return self.pool.window - kept
+    def _free(self, replica: Replica, cls: PriorityClass) -> int:
+        """Return the places of a replica that are free for a class."""
+        kept = 0
+        if cls is not PriorityClass.HIGH:
+            held = [batch for _, _, batch in replica.queue]
+            if replica.running is not None:
+                held.append(replica.running)
+            high = sum(batch.priority_class is PriorityClass.HIGH for batch in held)
+            kept = quota.kept_for_high(self.pool.window, high)
+        return self.pool.window - replica.held - kept
 
     def _put(
         self, each: Cut, ids: list[int], cls: PriorityClass, top: PriorityClass | None
@@ -117,7 +133,11 @@ class KeptWorld(World):
         )
         self.counts.calls += 1
         job.batches_out += 1
-        replica = self.pool.put(batch, by_number=True)
+        # Where most is free, of several the first.
+        replica = max(
+            self.pool.serving(job.rater), key=lambda each: (self._free(each, cls), -each.number)
+        )
+        self.pool.put(batch, replica)
         batch.replica = replica.number
         return replica
 

@@ -6,7 +6,7 @@ rater that gets it.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -84,21 +84,18 @@ class Pool:
         """Replicas that serve, start or drain."""
         return sum(self.ready) + sum(self.coming)
 
-    def room_below(self, rater: int, limit: int) -> int:
-        """Return how many batches its replicas may take until each holds `limit`."""
-        return sum(
-            len(replicas) * (limit - held)
-            for held, replicas in enumerate(self._serving[rater][:limit])
-        )
+    def serving(self, rater: int) -> Iterator[Replica]:
+        """Return the replicas that take a rater's batches."""
+        for replicas in self._serving[rater]:
+            yield from replicas.values()
 
-    def put(self, batch: Batch, *, by_number: bool = False) -> Replica:
-        """Hand a batch to a replica of its rater that holds fewest; there must be room.
+    def put(self, batch: Batch, to: Replica | None = None) -> Replica:
+        """Hand a batch to a replica of its rater, else to one that holds fewest; it must have room.
 
-        Of several it is the one that has held so many for longest, or that of the lowest number.
+        Of several it is the one that has held so many for longest.
         """
         rater = batch.job.rater
-        fewest = next(filter(None, self._serving[rater]))
-        replica = fewest[min(fewest)] if by_number else next(iter(fewest.values()))
+        replica = to or next(iter(next(filter(None, self._serving[rater])).values()))
         self._drop(replica)
         heapq.heappush(replica.queue, (batch.rank, batch.number, batch))
         self._list(replica)

@@ -129,17 +129,22 @@ def show_workflow(
     One that has just come is forecast now: `brought` says what became of its rows.
     """
     counted, now = progress.read(workflow), database_now()
-    expected = FORECASTER.eta(workflow, counted, now=now)
     if brought is None:
         said = promises.of([workflow.pk]).get(workflow.pk)
+        expected = FORECASTER.eta(workflow, counted, now=now)
     else:
+        etas = {
+            is_cut: FORECASTER.eta(workflow, counted, is_cut=is_cut, now=now)
+            for is_cut in (False, True)
+        }
         said = commitments.admit(
             workflow,
             pending=brought["pending"],
             accepted=brought["accepted"],
-            eta=expected,
+            etas=etas,
             now=now,
         )
+        expected = etas[said is not None and said.cut_batches > 0]
     standing = usage.standings([workflow], now).get(workflow.pk)
     return schema.workflow_as_json(
         workflow, counted, eta=expected, forecast=said, standing=standing

@@ -1,10 +1,10 @@
 """When a workflow will end: from the pace of work, and from what is served before it.
 
 The order of a rater is that of `ordering`: classes in their order save for the floors of lower
-ones; inside a class half of the dispatches go to the owner with the least work, half to owners by
-turns. What is ahead of a workflow follows from that; divided by the rater's pace it is one opinion
-of the time left. The workflow's own pace is another, worth as much as was seen of it. Nobody knows
-who comes tomorrow: the range covers errors of the pace and of what is ahead, not later arrivals.
+ones; inside a class the owner with the least work first, save for the turns of owners. What is
+ahead of a workflow follows from that; divided by the rater's pace it is one opinion of the time
+left. The workflow's own pace is another, worth as much as was seen of it. Nobody knows who comes
+tomorrow: the range covers errors of the pace and of what is ahead, not later arrivals.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, exp, floor, inf, log, sqrt
 
-from fulfillment.policy.ordering import DEFAULT_SHARES
+from fulfillment.policy.ordering import DEFAULT_SHARES, TURN_EVERY
 from fulfillment.policy.priority import PriorityClass
 
 LEAST_SEEN = 10
@@ -27,6 +27,9 @@ MODEL_ERROR = 0.12
 """Standard deviation, as a share, of what is not the pace's own noise; from the benchmark `eta`."""
 AHEAD_MAY_SHRINK = 0.75
 """Share of the work ahead that is there in the best case: archive hits, cancels, finer order."""
+MAY_PASS = 0.5
+"""Share of others' longer work, up to what is needed itself, that goes first in the worst case: it
+is due sooner, or its owner was served less of late."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,11 +174,14 @@ def work_until(own: Job, field: Field, *, listed: Job | None = None, above: bool
     in_turn = sum(min(works.sums[-1], needed) for works in others)
     shorter = sum(works.within(needed) for works in others)
     first = before + (higher if above else 0)
-    ahead = first + (in_turn + shorter) / 2
+    # The rest are turns, of which others have no more than they can use.
+    longer = in_turn - shorter
+    ahead = first + shorter + min(longer, (needed + shorter) / (TURN_EVERY - 1))
+    passed = first + shorter + MAY_PASS * longer
     return Work(
         least=own.open_requests + AHEAD_MAY_SHRINK * ahead,
         middle=own.open_requests + ahead,
-        most=own.open_requests + first + in_turn,
+        most=own.open_requests + max(ahead, passed),
     )
 
 

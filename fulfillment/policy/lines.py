@@ -1,10 +1,10 @@
 """A rater's lines: its workflows by class, in the order in which they are served.
 
 A workflow's score is the work of its owner up to and including it, over the owner's weight, times
-the share of its time that is left: requests that are open, in the order of their number, and half
-of those that the owner was served within minutes. The smallest is served first. Making the lines of
-thousands of workflows costs milliseconds, so that they may serve several decisions (`ordering`):
-scores change slowly.
+the share of its time that is left: requests that are open, in the order of their number, and those
+that the owner was served within minutes, which count a little more (`fairness`). The smallest is
+served first. Making the lines of thousands of workflows costs milliseconds, so that they may serve
+several decisions (`ordering`): scores change slowly.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

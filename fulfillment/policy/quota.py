@@ -6,12 +6,13 @@ limited to: what time has let through. Raters' windows themselves are in `traffi
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 KEPT_FOR_HIGH: Final = 2
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +41,14 @@ def spend(bucket: Bucket, calls: int) -> Bucket:
     return replace(bucket, calls=bucket.calls - calls)
 
 
-def kept_for_high(window: int) -> int:
-    """Return how many places of a replica's window only the class HIGH may take.
+def kept_for_high(window: int, held: int) -> int:
+    """Return how many free places of a replica's window only HIGH may take, which holds so many.
 
     Full of lower classes, a window would let an urgent batch wait for a place, and then for the
-    call that is being computed; so it waits for the call alone.
+    call that is being computed; so it waits for the call alone. Those that HIGH has already need
+    not be kept for it: else, where it fills a window, nobody below would ever get a place.
     """
-    return min(KEPT_FOR_HIGH, window // 8)
+    return max(0, min(KEPT_FOR_HIGH, window // 8) - held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,22 +97,26 @@ def grant(replicas: Sequence[ReplicaLoad], wanted: Sequence[int]) -> list[Grant]
 
 
 def slots_for(
-    raters: Mapping[str, int], free_slots: int, held: Mapping[str, int], total_slots: int
-) -> Mapping[str, int]:
+    raters: Mapping[Key, int], free_slots: int, held: Mapping[Key, int], total_slots: int
+) -> Mapping[Key, int]:
     """Share the free executor slots: how many more each rater gets of those it wants.
 
     Each slot goes to the rater that holds fewest and wants more. So none holds more than half of
     the slots (rounded up) by what it is given while another waits, and no slot stays free while
-    one wants it. What a rater holds already is not taken back.
+    one wants it. What a rater holds already is not taken back. Among equals the first is served.
     """
     given = dict.fromkeys(raters, 0)
-    heap = [(held.get(rater, 0), rater) for rater, wanted in raters.items() if wanted > 0]
+    heap = [
+        (held.get(rater, 0), place, rater)
+        for place, (rater, wanted) in enumerate(raters.items())
+        if wanted > 0
+    ]
     heapq.heapify(heap)
     free = min(free_slots, total_slots - sum(held.values()))
     while heap and free > 0:
-        holds, rater = heapq.heappop(heap)
+        holds, place, rater = heapq.heappop(heap)
         given[rater] += 1
         free -= 1
         if given[rater] < raters[rater]:
-            heapq.heappush(heap, (holds + 1, rater))
+            heapq.heappush(heap, (holds + 1, place, rater))
     return given

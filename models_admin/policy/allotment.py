@@ -3,8 +3,9 @@
 The policy takes all replicas for alike. Here a replica holds one device or several, devices may be
 free, and models may be pinned. So the policy is asked in the largest unit of devices that every
 model's replica is a multiple of; what is free takes part as a model that wants nothing; what it
-moves is rounded down to whole replicas. A model that would give or get less than one replica stays
-as it is, and the policy is asked again without it: what it cannot use is not kept from others.
+moves is rounded down to whole replicas, or up where somebody has none. A model that would give or
+get less than one replica stays as it is, and the policy is asked again without it: what it cannot
+use is not kept from others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,19 +123,24 @@ def _ask(members: Sequence[Member], free: int, now: datetime) -> _Asked:
 
 
 def _in_units(member: Member, size: int) -> Model:
-    has_work = member.other_s > 0 or any(due.work_s > 0 for due in member.dues)
-    # To the policy, one unit does any work; a model needs a whole replica for it.
-    least = max(member.least, 1) if has_work and size > 1 else member.least
     return Model(
         model_id=member.model_id,
         default=member.default * size,
-        least=least * size,
+        least=member.least * size,
         most=member.most * size,
         replicas=member.replicas * size,
         dues=[Due(deadline_at=due.deadline_at, work_s=due.work_s * size) for due in member.dues],
         other_s=member.other_s * size,
         start_up=member.start_up,
+        lot=size,
     )
+
+
+def _can_give(donor: Member, asked: _Asked) -> int:
+    """Return the replicas that it can do without: the last one only if it has no right to one."""
+    has_work = donor.other_s > 0 or any(due.work_s > 0 for due in donor.dues)
+    keeps_one = has_work and asked.targets[donor.model_id] >= 1
+    return donor.replicas - max(donor.least, 1 if keeps_one else 0)
 
 
 def _sums(decision: Rebalance) -> tuple[dict[str, int], dict[str, int]]:
@@ -159,6 +165,13 @@ class _Whole:
 def _whole(members: Sequence[Member], asked: _Asked, free: int) -> _Whole:
     sizes = {each.model_id: each.devices // asked.unit for each in members}
     given = {donor: units // sizes[donor] for donor, units in asked.gives.items()}
+    member_of = {each.model_id: each for each in members}
+    if not all(member_of[receiver].replicas for receiver in asked.gets):
+        # Where somebody has none, a part of a replica is given as a whole one.
+        given = {
+            donor: min(-(-units // sizes[donor]), _can_give(member_of[donor], asked))
+            for donor, units in asked.gives.items()
+        }
     stuck = {model_id for model_id, units in asked.gets.items() if units < sizes[model_id]}
     stuck |= {donor for donor, replicas in given.items() if not replicas}
     idle = free // asked.unit

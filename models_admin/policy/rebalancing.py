@@ -6,8 +6,8 @@ are met. The spare first goes to models whose backlog, committed or not, would l
 quarter of an hour: an idle replica does nobody good while another model has work. It is shared by
 default allocation and not by backlog, or a long backlog that is due in days would take all of it
 from a short one that is due in an hour. What is left goes by default allocation too; it is what
-absorbs the next arrival. If the needs don't fit, each model with work gets one replica; then each
-up to its default, the smallest need first; then the rest by need.
+absorbs the next arrival. If the needs don't fit, each model with work gets one replica, the highest
+pressure first; then each up to its default, the smallest need first; then the rest by need.
 
 A move costs a start-up in which the replica serves nobody, so that only whole replicas move, and
 only to a model whose backlog would last longer than that. Nothing is killed: the replica drains.
@@ -16,7 +16,7 @@ only to a model whose backlog would last longer than that. Nothing is killed: th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from math import floor, inf
+from math import ceil, floor, inf
 from typing import Final
 
 START_UP: Final = timedelta(seconds=240)
@@ -64,6 +64,8 @@ class Model:
     """It has no use for more."""
     start_up: timedelta | None = None
     """Until a replica that is moved to it serves, where that was measured."""
+    lot: int = 1
+    """It works with so many together, and not with a part of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +131,7 @@ def _pressure(model: Model, now: datetime, start_up: timedelta) -> float:
 
 def _base(model: Model) -> int:
     """Return what a model gets before others get more: whoever has work must have somebody."""
-    return max(model.least, 1 if _backlog_s(model) > 0 else 0)
+    return max(model.least, model.lot if _backlog_s(model) > 0 else 0)
 
 
 def _targets(
@@ -161,11 +163,12 @@ def _short(
     targets: dict[str, float] = {}
 
     def claim(model: Model) -> tuple[float, float, str]:
-        pressure = pressures[model.model_id] * (INCUMBENT if model.replicas else 1.0)
-        return -pressure, -_backlog_s(model), model.model_id
+        weight = INCUMBENT if model.replicas else 1.0
+        return -weight * pressures[model.model_id], -weight * _backlog_s(model), model.model_id
 
     for model in sorted(models, key=claim):
-        targets[model.model_id] = given = min(needs[model.model_id], float(_base(model)), left)
+        lots = floor(min(needs[model.model_id], _base(model), left) / model.lot)
+        targets[model.model_id] = given = float(lots * model.lot)
         left -= given
     for model in sorted(models, key=lambda model: (needs[model.model_id], model.model_id)):
         more = min(needs[model.model_id], float(model.default)) - targets[model.model_id]
@@ -224,12 +227,11 @@ def _moves(
         model.model_id: min(floor(surplus[model.model_id] + _ALMOST), model.replicas - model.least)
         for model in models
     }
-    # They give one where somebody has none, also where their surplus is a part of one.
-    givers = {
-        model.model_id
+    # They give also where their surplus is a part of a lot, if somebody has none.
+    above = {
+        model.model_id: model.replicas - _base(model)
         for model in models
         if surplus[model.model_id] > _ALMOST
-        and model.replicas > max(model.least, 1 if _backlog_s(model) else 0)
     }
     lacks = [
         (targets[model.model_id] - model.replicas, model)
@@ -241,18 +243,20 @@ def _moves(
     for lack, receiver in sorted(
         lacks, key=lambda entry: (entry[1].replicas > 0, -entry[0], entry[1].model_id)
     ):
-        starves = lack > _ALMOST and not receiver.replicas
-        wanted = max(floor(lack + _ALMOST), 1 if starves else 0)
+        starves = 0 if receiver.replicas else min(receiver.lot, ceil(lack - _ALMOST))
+        wanted = max(floor(lack + _ALMOST), starves)
         while wanted > 0 and left > 0:
             donor = max(donors, key=lambda model_id: (donors[model_id], model_id))
             if donors[donor] < 1:
-                if not starves or not givers:
+                givers = [name for name, spare in above.items() if spare > 0]
+                if starves < 1 or not givers:
                     break
                 donor = max(givers, key=lambda model_id: (surplus[model_id], model_id))
-            starves = False
+            starves -= 1
             donors[donor] -= 1
             surplus[donor] -= 1
-            givers.discard(donor)
+            if donor in above:
+                above[donor] -= 1
             counts[donor, receiver.model_id] = counts.get((donor, receiver.model_id), 0) + 1
             wanted -= 1
             left -= 1

@@ -256,12 +256,12 @@ class TestRenewal:
         slow_one = builders.workflow(
             slow, stats={"received": 1_000}, batch_size=10, deadline_at=NOW + HOUR, priority=90
         )
-        rest = workflow(2_000, priority=10)
+        rest = workflow(2_200, priority=10)
 
         commitments.run_once(NOW)
 
         assert said(big).share == said(slow_one).share == 1.0
-        assert said(rest).share == pytest.approx((NEW_MARGIN * 3_600 - 1_400) / 2_000)
+        assert said(rest).share == pytest.approx((NEW_MARGIN * 3_600 - 1_400) / 2_200)
 
     def test_what_is_out_counts_half_and_is_not_cut(self) -> None:
         cost(100.0)
@@ -435,7 +435,28 @@ class TestAtSubmission:
         assert answer["forecast"]["share_in_time"] == pytest.approx(share, abs=0.001)
         assert "of 5.0 batches that wait do not fit" in answer["forecast"]["reason"]
         of = Workflow.objects.get()
-        assert promises.cuts() == {of.pk: 5.0}
+        assert promises.cuts(database_now()) == {of.pk: 5.0}
+
+    def test_what_is_cut_has_the_eta_of_best_effort(self) -> None:
+        cost(1.0)
+        now = database_now()
+        busy = builders.workflow(
+            stats={"received": 2_600, "completed": 600, "from_model": 600},
+            batch_size=10, started_at=now - MINUTE, deadline_at=now + HOUR, ends_at=now + HOUR,
+        )  # fmt: skip
+        Flow.objects.create(
+            workflow_id=busy.pk, at=now, ended=600, worked=600, model_calls=60,
+            accelerator_seconds=60,
+        )  # fmt: skip
+        url = f"/workflows?rater={RATER}&priority=90&deadline_s="
+        api = Api()
+
+        fits = api.upload(f"{url}900", [builders.row(n) for n in range(50)]).json()
+        cut = api.upload(f"{url}2", [builders.row(n) for n in range(50, 100)]).json()
+
+        assert (fits["forecast"]["cut"], cut["forecast"]["cut"] > 0) == (0, True)
+        assert cut["eta"]["seconds"] > 10 * fits["eta"]["seconds"]
+        assert cut["forecast"]["eta"]["seconds"] == cut["eta"]["seconds"]
 
     def test_a_newcomer_of_a_higher_class_takes_from_a_lower_one(self) -> None:
         cost(100.0)
@@ -527,7 +548,7 @@ class TestAtSubmission:
         of, now = submit([f"a{n}" for n in range(30)], batch_size=10), database_now()
 
         with connection.execute_wrapper(counting := Counting()):
-            commitments.admit(of, pending=30, accepted=30, eta=None, now=now)
+            commitments.admit(of, pending=30, accepted=30, etas={False: None, True: None}, now=now)
 
         # Begin and end, a setting, what its work takes, who else is open, its row, that row again.
         assert counting.statements == 7
@@ -546,18 +567,25 @@ class Counting:
 
 
 class TestCuts:
-    """What the dispatcher reads."""
+    """What ETAs take for best effort."""
 
     def test_only_forecasts_of_late_count(self) -> None:
         cost(1.0)
         of = workflow(4_000, deadline_at=database_now() + HOUR)
         now = database_now()
         commitments.run_once(now)
-        assert promises.cuts() == {of.pk: 4_000}
+        assert promises.cuts(now) == {of.pk: 4_000}
 
-        WorkflowForecast.objects.update(made_at=now - promises.BELIEVED - MINUTE)
+        assert promises.cuts(now + promises.BELIEVED) == {}
 
-        assert promises.cuts() == {}
+    def test_only_forecasts_of_this_round_count(self) -> None:
+        cost(1.0)
+        of = workflow(4_000)
+        commitments.run_once(NOW)
+
+        WorkflowForecast.objects.update(round=of.round + 1)
+
+        assert promises.cuts(NOW) == {}
 
     def test_reading_them_is_one_look_into_a_small_index(self) -> None:
         with connection.cursor() as cursor:

@@ -288,6 +288,16 @@ class TestFeasibility:
         assert (capacity["seconds_a_batch"], capacity["batches_per_s"]) == (1.0, 1.0)
         assert capacity["measured_requests"] == 1_000
 
+    def test_what_would_be_given_up_ends_as_best_effort(self) -> None:
+        cost(1.0)
+        builders.workflow(stats={"received": 2_000}, owner="other", priority=50)
+
+        fits = estimate(rows(*range(50)), "&deadline_s=600&priority=90")
+        cut = estimate(rows(*range(50)), "&deadline_s=3&max_duration_s=600&priority=90")
+
+        assert (fits["feasible"], cut["feasible"]) == (True, False)
+        assert cut["eta"]["seconds"] > 10 * fits["eta"]["seconds"]
+
     def test_a_max_duration_before_the_deadline_counts_as_one(self) -> None:
         cost(100.0)
 

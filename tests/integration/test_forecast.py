@@ -13,10 +13,12 @@ from fulfillment.policy.lifecycle import BatchState, WorkflowState
 from fulfillment.policy.priority import PriorityClass
 from tests import builders
 from tests.builders import NOW, RATER
+from tests.rating_queue import give_up
 
 pytestmark = pytest.mark.django_db
 
 LATER = NOW + timedelta(seconds=60)
+DAY = timedelta(days=1)
 
 
 def workflow(open_requests: int, *, worked: int = 0, at: datetime = LATER, **changes: Any) -> Any:
@@ -36,8 +38,14 @@ def flow(of: Workflow, worked: int, *, at: datetime = LATER) -> None:
     )
 
 
-def eta(of: Workflow, *, now: datetime = LATER, by: Forecaster | None = None) -> Any:
-    return (by or Forecaster()).eta(of, progress.read(of), now=now)
+def eta(
+    of: Workflow,
+    *,
+    now: datetime = LATER,
+    by: Forecaster | None = None,
+    is_cut: bool | None = None,
+) -> Any:
+    return (by or Forecaster()).eta(of, progress.read(of), now=now, is_cut=is_cut)
 
 
 def test_a_workflow_alone_ends_by_the_pace_of_its_rater() -> None:
@@ -146,6 +154,27 @@ def test_an_end_after_the_deadline_or_the_max_duration_is_not_in_time() -> None:
         (120, False),
         (119, False),
     ]
+
+
+def test_what_was_given_up_ends_as_best_effort_and_others_end_without_it() -> None:
+    workflow(1, worked=600, owner="eve")
+    times: dict[str, Any] = {
+        "started_at": None,
+        "deadline_at": LATER + timedelta(seconds=200),
+        "ends_at": LATER + DAY,
+    }
+    high = workflow(1_200, priority=90, **times)
+    middle = workflow(1_200, owner="bob", **times)
+    assert (eta(high)["in_time"], eta(middle)["in_time"]) == (True, False)
+
+    give_up(high, made_at=NOW)
+
+    assert (eta(high)["in_time"], eta(middle)["in_time"]) == (False, True)
+    told: dict[int, Any] = {each.workflow_id: end for each, end in Forecaster().outlook(LATER)}
+    assert told[high.pk].seconds > 200 > told[middle.pk].seconds
+    # What has just been decided counts before the next look at the queue.
+    assert eta(high, is_cut=False)["in_time"]
+    assert not eta(middle, is_cut=True)["in_time"]
 
 
 def test_many_questions_are_one_look_at_the_queue(django_assert_num_queries: Any) -> None:

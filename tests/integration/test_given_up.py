@@ -84,8 +84,9 @@ def test_of_equal_items_the_one_that_is_committed_is_sent(dispatcher: Queue) -> 
         {"cut_batches": 0.0},
         {"settled_at": database_now},
         {"made_at": lambda: database_now() - given_up.BELIEVED - timedelta(seconds=1)},
+        {"round": 0},
     ],
-    ids=["committed again", "settled", "forecast long ago"],
+    ids=["committed again", "settled", "forecast long ago", "another round"],
 )
 def test_else_it_is_of_its_own_class(dispatcher: Queue, change: dict[str, Any]) -> None:
     workflow = urgent()

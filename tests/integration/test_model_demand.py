@@ -132,17 +132,47 @@ def test_raters_of_one_model_version_are_one_and_other_versions_apart() -> None:
     assert [due.work_s for due in found[MODEL, "v2\tlabel"].dues] == [40]
 
 
-def test_work_without_a_forecast_is_uncommitted_so_that_its_model_gets_a_replica() -> None:
+def test_work_without_a_forecast_is_due_as_far_as_one_replica_could_do_it() -> None:
     # No replica lives: nothing is forecast.
     DIRECTORY.live = []
     cost(2.0)
-    workflow(100)
+    workflow(2_000)
+    workflow(100, deadline=HOUR / 2)
     commitments.run_once(NOW)
 
     (found,) = demanded().values()
 
-    assert found.dues == []
-    assert found.other_s == pytest.approx(200)
+    assert not WorkflowForecast.objects.exists()
+    assert found.dues == [
+        Due(deadline_at=NOW + HOUR / 2, work_s=200),
+        Due(deadline_at=NOW + HOUR, work_s=3_400),
+    ]
+    assert found.other_s == pytest.approx(600)
+
+
+def test_deadlines_decide_who_has_the_only_replica_of_a_pool() -> None:
+    services.register_pool(AcceleratorPool(id="box", devices=1, rebalancing=Rebalancing.ON))
+    for name in ("holds", MODEL):
+        services.register_model(
+            name, now=NOW, kind="hosted", checkpoint="tiny:0", pool="box", replicas_default=1
+        )
+        services.start_model(name, now=NOW)
+    version = services.find_model(MODEL).version
+    holder = builders.rater("holder", batch_size=10, model_id="holds")
+    its = builders.version(holder, model_version=services.find_model("holds").version)
+    waits = builders.version(Rater.objects.get(pk=RATER), number=2, model_version=version)
+    DIRECTORY.live = []
+    cost(1.0)
+    cost(1.0, "holder")
+    now = database_now()
+    workflow(20_000, of=its, deadline_at=now + 48 * HOUR, started_at=now)
+    workflow(2_700, of=waits, deadline_at=now + HOUR, started_at=now)
+    recovery.run(commitments.SERVICE, now)
+
+    rebalancer.run_once(now)
+
+    assert not WorkflowForecast.objects.exists()
+    assert ModelConfig.objects.get(pk=MODEL).wanted_replicas == 1
 
 
 def test_work_of_a_rater_that_was_never_measured_is_a_little() -> None:
@@ -161,8 +191,8 @@ def test_a_forecast_that_nobody_renewed_says_nothing_any_more() -> None:
 
     (found,) = demanded(NOW + promises.BELIEVED).values()
 
-    assert found.dues == []
-    assert found.other_s == pytest.approx(200)
+    # It is as without one.
+    assert found.dues == [Due(deadline_at=NOW + HOUR, work_s=200)]
 
 
 @pytest.mark.parametrize("has_forecast", [False, True])

@@ -96,6 +96,21 @@ def test_ages_count_by_open_requests() -> None:
     assert (depth.oldest_s, depth.age_p50_s, depth.age_p90_s, depth.age_p99_s) == (600, 60, 60, 600)
 
 
+def test_the_oldest_is_one_that_waits_to_be_sent() -> None:
+    old, young = (
+        builders.workflow(stats={"received": 12}, created_at=NOW - timedelta(seconds=age_s))
+        for age_s in (600, 5)
+    )
+    builders.batch(old, list(range(12)), state=BatchState.DELAYED, not_before=NOW)
+
+    (depth,) = board.depths(board.standings(NOW), NOW)
+
+    assert (depth.oldest_s, depth.age_p99_s) == (5, 600)
+    builders.batch(young, list(range(12)), state=BatchState.LEASED)
+    (depth,) = board.depths(board.standings(NOW), NOW)
+    assert (depth.oldest_s, depth.ready) == (None, 0)
+
+
 def test_a_sample_says_what_ended_since_the_one_before() -> None:
     executor = boot()
     workflow = submit([f"a{i}" for i in range(6)], batch_size=2)

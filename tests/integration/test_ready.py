@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from fulfillment import control, dispatch, ready
+from fulfillment import control, dispatch, leases, ready
 from fulfillment.clock import database_now
 from fulfillment.models import Batch
 from fulfillment.policy import ordering
@@ -22,8 +22,11 @@ from tests.rating_queue import (
     archived,
     batches,
     boot,
+    give_up,
     queue,
+    rated,
     submit,
+    take,
     threads,
 )
 
@@ -269,3 +272,93 @@ def test_what_others_hold_is_not_tried_again_at_once() -> None:
 
     assert (done.sent, done.missing, done.full) == (0, 1, False)
     assert dispatcher.run().sent == 1
+
+
+def test_what_a_claim_did_not_find_is_all_of_its_workflow(dispatcher: Queue) -> None:
+    large = submit([f"n{n}" for n in range(100)], batch_size=1, priority=90)
+    submit(["a"])
+    dispatcher.fleet.live = [Replica(window=1)]
+    dispatcher.memory.sight.look(database_now())
+    control.pause(workflow_id=large.pk)
+
+    assert claims(dispatcher) == 2
+    assert len(dispatcher.sent) == 1
+
+
+def test_a_pass_that_finds_little_of_what_it_read_ends_and_reads_anew(
+    dispatcher: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "MOST_CLAIMS", 3)
+    small = [submit([f"n{n}"], priority=90) for n in range(8)]
+    submit(["a"])
+    dispatcher.fleet.live = [Replica(window=1)]
+    dispatcher.memory.sight.look(database_now())
+    for workflow in small:
+        control.pause(workflow_id=workflow.pk)
+
+    done = dispatcher.run()
+
+    assert (done.sent, done.missing, done.full) == (0, 3, True)
+    assert dispatcher.memory.sight.rung
+    assert dispatcher.run().sent == 1
+
+
+@pytest.mark.parametrize("window", [1, 8], ids=["nothing of a claim left", "some of it left"])
+def test_owners_do_not_pay_for_what_was_not_there(dispatcher: Queue, window: int) -> None:
+    gone = submit([f"n{n}" for n in range(5)], batch_size=1, owner="ann")
+    left = submit([f"m{n}" for n in range(6)], batch_size=1, owner="bob")
+    dispatcher.fleet.live = [Replica(window=window)]
+    dispatcher.memory.sight.look(database_now())
+    control.pause(workflow_id=gone.pk)
+
+    sent = dispatcher.run().sent
+
+    assert sent == min(window - window // 8, 6)
+    usage = dispatcher.memory.orders[left.rater_version_id].usage
+    for served in (usage.recent, usage.contended):
+        assert {owner: n for owner, n in served.items() if n} == {"bob": sent}
+
+
+def test_more_ready_than_was_counted_is_read_as_soon_as_that_is_used_up(
+    dispatcher: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "READY_LOOK", 4)
+    submit([f"n{n}" for n in range(10)], batch_size=1)
+
+    done = dispatcher.run()
+
+    assert (done.sent, done.full) == (4, True)
+    assert dispatcher.memory.sight.rung
+    monkeypatch.setattr(ready, "BELIEVED_AFTER_RING", -1)
+    assert passes(dispatcher) == 6
+
+
+def test_what_found_no_place_is_sent_when_there_is_one(dispatcher: Queue) -> None:
+    executor = boot()
+    high = submit([f"h{n}" for n in range(20)], batch_size=1, priority=90)
+    low = submit([f"l{n}" for n in range(3)], batch_size=1, priority=10)
+
+    first = dispatcher.run()
+
+    # Two places are kept for the highest class, which fills them at once.
+    assert (first.sent, first.put_back) == (16, {low.pk: 2})
+    assert Batch.objects.filter(workflow=high, state=BatchState.LEASED).count() == 15
+    taken = [t for m in dispatcher.take_sent() for t in take(m, by=executor)]
+    leases.finish([rated(t) for t in taken])
+    dispatcher.memory.held.forget()
+    dispatcher.run()
+    assert {b.state for b in batches(low)} <= {BatchState.LEASED, BatchState.DONE}
+
+
+def test_places_of_what_was_given_up_since_it_was_read_go_to_others(dispatcher: Queue) -> None:
+    submit([f"l{n}" for n in range(14)], batch_size=1, priority=10)
+    dispatcher.run()
+    dispatcher.memory.sight.read_at = None
+    given_up = submit([f"g{n}" for n in range(5)], batch_size=1, priority=90)
+    other = submit([f"h{n}" for n in range(9)], batch_size=1, priority=90)
+    dispatcher.memory.sight.look(database_now())
+    give_up(given_up)
+
+    assert claims(dispatcher) == 2
+    assert Batch.objects.filter(workflow=other, state=BatchState.LEASED).count() == 2
+    assert claims(dispatcher) == 0

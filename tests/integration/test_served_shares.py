@@ -104,6 +104,27 @@ def test_every_class_is_served_while_others_wait_above_it(service: Service) -> N
             assert longest_gap(cls, order) <= 2 * wait, cls
 
 
+@pytest.mark.parametrize("window", [4, 8])
+def test_a_class_below_gets_its_floor_where_high_fills_the_window(window: int) -> None:
+    executor = boot()
+    submit([f"low {n}" for n in range(50)], batch_size=1, priority=10)
+    submit([f"high {n}" for n in range(150)], batch_size=1, priority=90)
+    dispatcher = queue(Replica(window=window))
+    held: list[Taken] = []
+    ended: Counter[int] = Counter()
+    for _ in range(80):
+        dispatcher.run()
+        held += [
+            batch for message in dispatcher.take_sent() for batch in take(message, by=executor)
+        ]
+        first = held.pop(0)
+        leases.finish([rated(first)])
+        ended[first.priority] += 1
+
+    # One place comes free at a time, also where two of eight are kept for what is urgent.
+    assert ended[10] >= 80 // longest_wait(PriorityClass.LOW)
+
+
 def test_urgent_work_is_next_whatever_waits_below_it(service: Service) -> None:
     for owner in OWNERS:
         service.submit(owner, 40, priority=50)

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,8 +25,10 @@ from fulfillment.models import (
     Workflow,
     WorkflowForecast,
 )
+from fulfillment.policy import ordering
 from fulfillment.policy.lifecycle import BatchState
 from fulfillment.policy.priority import PriorityClass, least_score, priority_class
+from fulfillment.ready import Sight, VersionLoad
 from fulfillment.scores import Scored
 from tests import builders, rating_queue
 from tests.builders import DIRECTORY, Model
@@ -52,6 +54,17 @@ class _Server:
     queue: list[tuple[int, int, Taken]] = field(default_factory=list)
 
 
+@dataclass(kw_only=True, slots=True)
+class _Sight(Sight):
+    """What is READY; counts the claims."""
+
+    claims: int = 0
+
+    def take(self, version: VersionLoad, picks: Iterable[ordering.Pick]) -> None:
+        self.claims += 1
+        super(_Sight, self).take(version, picks)
+
+
 class _Service:
     """The services, and a heap of what is still to come."""
 
@@ -62,9 +75,10 @@ class _Service:
         self._planned = count()
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
         self._events: list[Event] = []
-        self._memory = dispatch.Memory()
-        self._sent: dict[int, tuple[int, int]] = {}
-        """Fence and least priority of what was published, by batch."""
+        self._sight = _Sight()
+        self._memory = dispatch.Memory(sight=self._sight)
+        self._sent: dict[int, tuple[int, int, int]] = {}
+        """Fence, least priority and number of the claim of what was published, by batch."""
         self._numbers: Counter[int] = Counter()
         self._places: dict[int, int] = {}
         """Of workflows, by their id."""
@@ -171,7 +185,11 @@ class _Service:
             return
         self._plan(self._now_s + work.deadline_s, partial(self._expire, workflow.pk))
         commitments.admit(
-            workflow, pending=len(missing), accepted=len(names), eta=None, now=self._now
+            workflow,
+            pending=len(missing),
+            accepted=len(names),
+            etas={False: None, True: None},
+            now=self._now,
         )
         self._note_given_up()
         self._dispatch()
@@ -200,14 +218,17 @@ class _Service:
 
     def _publish(self, batches: Sequence[tuple[int, int, str]], step: int) -> None:
         for batch_id, fence, _ in batches:
-            self._sent[batch_id] = (fence, least_score(step))
+            self._sent[batch_id] = (fence, least_score(step), self._sight.claims)
 
     def _take_over(self) -> None:
         """Let executors take over what was sent; it reaches the servers all at once."""
         sent, self._sent = self._sent, {}
-        held = [(batch_id, fence) for batch_id, (fence, _) in sent.items()]
-        # In the order in which the claim names replicas.
-        arrived = sorted(rating_queue.take(held, by=self._executor), key=_class_of)
+        held = [(batch_id, fence) for batch_id, (fence, _, _) in sent.items()]
+        # In the order in which claims name replicas.
+        arrived = sorted(
+            rating_queue.take(held, by=self._executor),
+            key=lambda taken: (sent[taken.batch_id][2], _class_of(taken)),
+        )
         for taken in arrived:
             server = self._servers[int(taken.replica)]
             number = self._numbers[server.rater]

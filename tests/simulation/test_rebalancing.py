@@ -164,6 +164,28 @@ def test_the_longer_backlog_has_the_only_replica_where_nothing_is_due() -> None:
     assert rebalance([held, model("waits", 0, other_s=1300, default=1)], NOW).moves != ()
 
 
+def test_the_only_replica_does_not_go_to_and_fro_as_the_longer_backlog_changes() -> None:
+    backlogs = {"a": 1000.0, "b": 1001.0}
+    holder, serves_at, moves = "a", 0.0, 0
+    for minute in range(120):
+        decision = rebalance(
+            [
+                model(name, int(name == holder), other_s=s, default=1)
+                for name, s in backlogs.items()
+            ],
+            NOW,
+        )
+        for move in decision.moves:
+            holder, moves = move.receiver, moves + 1
+            serves_at = 60 * minute + START_UP.total_seconds()
+        if serves_at <= 60 * minute:
+            backlogs[holder] = max(0.0, backlogs[holder] - 60)
+
+    assert backlogs == {"a": 0, "b": 0}
+    # Each halving of what one has left is worth a move, not each minute of service.
+    assert moves <= 8
+
+
 def test_one_that_has_none_gets_one_of_parts_that_others_have_over() -> None:
     waits = model("waits", 0, other_s=5, default=0)
 

@@ -1,11 +1,12 @@
 """What the rebalancing policy decides, in whole replicas of a pool of devices."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_admin.policy import rebalancing
@@ -144,6 +145,47 @@ def test_who_could_give_no_whole_replica_is_passed_over() -> None:
     assert after(found) == {"busy": (1, 2), "small": (1, 0)}
 
 
+def test_who_has_several_devices_leaves_them_for_a_more_pressing_need_of_one() -> None:
+    large = member("large", 1, other_s=1e6, devices=2)
+    small = member("small", 0, work_s=3_000)
+
+    found = allot([large, small], 2, NOW)
+
+    assert after(found) == {"large": (1, 0), "small": (0, 1)}
+    # And does not come back: one device is of no use to it.
+    assert after(allot([replace(large, replicas=0), replace(small, replicas=1)], 2, NOW)) == {
+        "small": (1, 2)
+    }
+
+
+def test_who_has_several_devices_keeps_its_only_replica_from_a_need_that_is_less_than_twice() -> (
+    None
+):
+    held = member("held", 1, work_s=2_000, devices=2)
+
+    assert allot([held, member("other", 0, work_s=3_000)], 2, NOW).changes == ()
+    assert allot([held, member("other", 0, work_s=9_000)], 2, NOW).changes != ()
+
+
+def test_a_part_of_a_replica_is_given_as_a_whole_one_to_who_has_none() -> None:
+    large = member("large", 2, other_s=360_000, devices=2, default=0, most=2)
+    small = member("small", 0, work_s=HOUR_S, left_s=86_400, default=0, most=1)
+
+    found = allot([large, small], 4, NOW)
+
+    assert found.targets["large"] == 1.5
+    assert after(found) == {"large": (2, 1), "small": (0, 1)}
+
+
+def test_several_who_can_give_a_part_make_room_for_a_large_replica() -> None:
+    large = member("large", 0, other_s=1, devices=2, default=0)
+    small = [member(name, 2, work_s=9 * HOUR_S) for name in "ab"]
+
+    found = allot([large, *small], 4, NOW)
+
+    assert after(found) == {"large": (0, 1), "a": (2, 1), "b": (2, 1)}
+
+
 def test_large_replicas_are_not_too_large_for_a_round() -> None:
     devices = MOST_MOVES + 2
     large = member("large", 0, work_s=HOUR_S, devices=devices, default=1, most=1)
@@ -168,7 +210,8 @@ members = st.builds(
     st.integers(0, 6),
     work_s=st.one_of(st.just(0.0), st.floats(0, 1e6)),
     left_s=st.floats(-1_000, 20_000),
-    other_s=st.floats(0, 1e5),
+    other_s=st.one_of(st.just(0.0), st.floats(0, 1e5)),
+    least=st.sampled_from([0, 0, 1]),
     devices=st.sampled_from([1, 1, 2, 3, 4, 16]),
     default=st.integers(0, 6),
     start_up=st.one_of(st.none(), st.floats(0, 1_000).map(lambda s: timedelta(seconds=s))),
@@ -194,6 +237,61 @@ def test_devices_are_conserved_and_bounds_kept(pool: tuple[list[Member], int]) -
         before, now = each.replicas, left[each.model_id]
         assert min(before, each.least) <= now <= max(before, each.most)
         assert now == before or not each.is_pinned
+
+
+ROUNDS = 20
+"""More than it takes to settle what anybody has."""
+
+
+small_pools = st.tuples(
+    st.lists(
+        st.builds(
+            member,
+            st.sampled_from("abcd"),
+            st.integers(0, 4),
+            work_s=st.sampled_from([0, 0, 5, 3_600, 100_000]),
+            left_s=st.sampled_from([60, 3_600, 86_400]),
+            other_s=st.sampled_from([0, 0, 5, 600, 36_000, 360_000]),
+            devices=st.sampled_from([1, 2, 4]),
+            default=st.integers(0, 4),
+            least=st.sampled_from([0, 0, 0, 1]),
+            most=st.sampled_from([1, 2, 4, 8]),
+            is_pinned=st.sampled_from([False] * 9 + [True]),
+        ),
+        unique_by=lambda each: each.model_id,
+        min_size=2,
+        max_size=4,
+    ),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=400)
+@given(small_pools)
+def test_with_unchanged_work_rounds_come_to_rest_and_all_with_work_have_somebody(
+    pool: tuple[list[Member], int],
+) -> None:
+    found, free = pool
+    found = [replace(each, least=min(each.least, each.replicas)) for each in found]
+    devices = sum(each.replicas * each.devices for each in found) + free
+
+    for _ in range(ROUNDS):
+        changes = after(allot(found, devices, NOW))
+        if not changes:
+            break
+        found = [
+            replace(each, replicas=changes.get(each.model_id, (0, each.replicas))[1])
+            for each in found
+        ]
+    else:
+        pytest.fail("replicas flap")
+
+    moving = [each for each in found if not each.is_pinned]
+    pinned = sum(each.replicas * each.devices for each in found if each.is_pinned)
+    at_work = {each.model_id for each in moving if each.other_s or any(d.work_s for d in each.dues)}
+    bases = sum(max(each.least, each.model_id in at_work) * each.devices for each in moving)
+    if pinned + bases <= devices:
+        assert all(each.replicas for each in moving if each.model_id in at_work)
 
 
 @given(pools)

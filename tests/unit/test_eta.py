@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fulfillment.policy.eta import (
     AHEAD_MAY_SHRINK,
+    MAY_PASS,
     Forecast,
     Job,
     Pace,
@@ -17,7 +18,7 @@ from fulfillment.policy.eta import (
     rounded,
     work_until,
 )
-from fulfillment.policy.ordering import DEFAULT_SHARES
+from fulfillment.policy.ordering import DEFAULT_SHARES, TURN_EVERY
 from fulfillment.policy.priority import PriorityClass
 
 NOBODY = arrange([])
@@ -169,9 +170,11 @@ def test_its_owner_has_shorter_work_done_first_and_longer_work_later() -> None:
 def test_another_owner_gets_its_turns() -> None:
     work = work_until(job(600), arrange([job(5_000, owner="b"), job(100, owner="c")]))
 
-    # Of b as much as it needs itself, at every other dispatch; c is shorter in both orders.
-    assert (work.middle, work.most) == (600 + 300 + 100, 600 + 600 + 100)
-    assert work.least == 600 + AHEAD_MAY_SHRINK * 400
+    # What is shorter goes first; of b's as much as its turns are, in the worst case more of it.
+    turns = 700 / (TURN_EVERY - 1)
+    assert work.middle == pytest.approx(600 + 100 + turns)
+    assert work.least == pytest.approx(600 + AHEAD_MAY_SHRINK * (100 + turns))
+    assert work.most == 600 + 100 + MAY_PASS * 600
 
 
 def test_its_own_pace_weighs_as_much_as_was_seen_of_it() -> None:

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulfillment.policy.quota import Bucket, Grant, ReplicaLoad, fill, grant, slots_for, spend
+from fulfillment.policy.quota import (
+    Bucket,
+    Grant,
+    ReplicaLoad,
+    fill,
+    grant,
+    kept_for_high,
+    slots_for,
+    spend,
+)
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 replica_lists = st.lists(
@@ -187,3 +196,8 @@ def test_a_clock_set_back_does_not_drain_a_bucket() -> None:
     bucket = fill(None, 10, NOW)
 
     assert fill(bucket, 10, NOW - timedelta(hours=1)).calls == bucket.calls
+
+
+def test_places_are_kept_for_high_as_far_as_it_has_none() -> None:
+    assert [kept_for_high(window, held=0) for window in (4, 8, 16, 40)] == [0, 1, 2, 2]
+    assert [kept_for_high(16, held=held) for held in (1, 2, 9)] == [1, 0, 0]

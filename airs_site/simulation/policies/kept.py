@@ -16,10 +16,12 @@ The decisions are the same pure functions. What they are told here is what the s
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from airs_site.simulation.cuts import CutJob
 from airs_site.simulation.engine import World
 from airs_site.simulation.kept import KeptWorld
+from airs_site.simulation.policies import ordered
 from airs_site.simulation.policies.airs import Airs
 from airs_site.simulation.policies.deadlines import Deadlines
 from airs_site.simulation.policies.ordered import Ordered
@@ -40,9 +42,10 @@ class KeptAirs(Airs):
         self._replicas.moves = setup.rebalances
         self._replicas.count()
         self._rebalancer = self._replicas
-        self._ordered = _Ordered(
+        self._order = _Ordered(
             world, self, shares=setup.shares, presses=setup.presses, fair=setup.fair
         )
+        self._ordered = self._order
         self._seen: dict[int, tuple[float, int]] = {}
         """Batches of a job that were wanted, and out, when it was forecast last."""
         self._newcomer: Job | None = None
@@ -52,12 +55,22 @@ class KeptAirs(Airs):
         return 1.0
 
     def has_room(self, rater: int) -> None:
-        """Run a pass: fill the room of each class, as far as replicas have some for it."""
+        """Run a pass: fill the room of each class, as far as replicas have some for it.
+
+        What one class finds no place for, others may have: it goes on by the same order.
+        """
         world = self._world
         assert isinstance(world, KeptWorld)
+        while self._fill(world, rater):
+            self._order.keep(kept=True)
+        self._order.keep(kept=False)
+        world.end_pass()
+
+    def _fill(self, world: KeptWorld, rater: int) -> bool:
+        """Claim once; say whether some of it found no place."""
         left = {cls: world.room(rater, cls) for cls in self._ready(rater)}
         if not any(left.values()):
-            return
+            return False
 
         def send(job: Job, given_up: PriorityClass | None) -> bool:
             cls = job.priority_class if given_up is None else given_up
@@ -68,7 +81,7 @@ class KeptAirs(Airs):
 
         classes = [cls for cls, room in left.items() if room]
         self._ordered.serve(rater, max(left.values()), send, classes)
-        world.claim(min(self._ready(rater), default=None))
+        return world.claim(min(self._ready(rater), default=None))
 
     def changed(self, job: Job) -> None:
         """Order anew; forget a job that has ended."""
@@ -109,6 +122,10 @@ class KeptAirs(Airs):
 
 
 class _Ordered(Ordered):
+    def keep(self, *, kept: bool) -> None:
+        """Go on by the order that was made, however old; or no more."""
+        self._age_s = inf if kept else ordered.ORDER_AGE_S * self._world.workload.scale
+
     def _load(self, job: Job) -> lines.Load:
         assert isinstance(job, CutJob)
         return replace(super()._load(job), ready_batches=len(job.ready))

@@ -70,7 +70,7 @@ class Paper:
         self._chance = Random(world.options.seed)
         self._service_s = [world.batch_s(rater, world.batch) for rater in range(len(world.raters))]
         self._rate = [
-            ready / service_s
+            max(1, ready) / service_s
             for ready, service_s in zip(world.pool.ready, self._service_s, strict=True)
         ]
         self._least_rate = [rate * LEAST_RATE for rate in self._rate]
