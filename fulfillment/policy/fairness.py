@@ -16,9 +16,10 @@ from typing import Final
 
 RECENT: Final = timedelta(minutes=10)
 """Half-life of what counts as work of an owner's workflows."""
-RECENT_WEIGHT: Final = 1.1
-"""Of a request served just now, beside one that is open. A little more than 1: of owners with equal
-work the one that was served less is next, so that they take turns."""
+RECENT_WEIGHT: Final = 1.5
+"""Of a request served just now, beside one that is open. More than 1: of owners with equal work the
+one that was served less is next, so that they take turns. At w, an owner that was served a request
+more in another class gets w / (w - 1) fewer in this one: a weight near 1 punishes it tenfold."""
 LONG: Final = timedelta(hours=1)
 """Half-life of what an owner was served while others waited."""
 OWNER_SHARE: Final = 0.2
