@@ -2,9 +2,10 @@
 
 Three rules, one inside the other:
 
-1. *Class.* The highest class with READY batches is served. But each class below HIGH that has some
+1. *Class.* The highest class with READY batches is served. But each class below it that has some
    gains its share as credit with every dispatch, up to a little over 1; the highest class with a
-   full credit is served instead, and pays 1.
+   full credit is served instead. Whoever is served pays 1, so that nobody saves up for when
+   something urgent comes but who had to wait.
 2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
    those open up to and including it and those served within minutes, over the owner's weight,
    times the share of its time that is left. While a deadline presses (`pressure`), three dispatches
@@ -253,16 +254,15 @@ def next_class(
 
     Changes the credits.
     """
-    for cls in waiting:
-        if cls in shares:
-            # What is over a full credit is kept, or a share of 0.27 would be one of 0.25.
-            most = 1.0 + shares[cls]
-            credits[cls] = min(most, credits.get(cls, 0.0) + shares[cls])
-    for cls in waiting:
-        if credits.get(cls, 0.0) >= 1 - _EPSILON:
-            credits[cls] -= 1.0
-            return cls, cls != waiting[0]
-    return waiting[0], False
+    top, *below = waiting
+    for cls in below:
+        share = shares.get(cls, 0.0)
+        # What is over a full credit is kept, or a share of 0.27 would be one of 0.25.
+        credits[cls] = min(1.0 + share, credits.get(cls, 0.0) + share)
+    chosen = next((cls for cls in below if credits[cls] >= 1 - _EPSILON), top)
+    if credit := credits.get(chosen):
+        credits[chosen] = max(0.0, credit - 1.0)
+    return chosen, chosen is not top
 
 
 def _remember(
