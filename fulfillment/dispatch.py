@@ -10,7 +10,7 @@ lost lock cannot claim. A frozen leader loses that connection to `idle_session_t
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from django.db import OperationalError, connection
 
-from fulfillment import leases, prepared
+from fulfillment import common_room, leases, prepared
 from fulfillment.claim import Pass, claim
 from fulfillment.fleet import Fleet
 from fulfillment.held import Held
@@ -149,10 +149,17 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     )
     able = [version for version in served if slots[version.version_id] > 0]
     lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
-    shares = _places(able, slots, rooms, lined_up, memory)
+    shares = common_room.share(
+        able,
+        slots,
+        rooms,
+        ready=lambda version: lines.left(lined_up(version), sight.taken_of(version)),
+        held=memory.held,
+        credits=memory.credits,
+    )
     left = dict(slots)
     done = Pass()
-    for version, share in _turns(able, shares, left):
+    for version, share in common_room.turns(able, shares, left):
         room = rooms[version.version_id]
         passed = _serve(version, lined_up(version), room, share, now, memory, publish)
         left[version.version_id] -= passed.sent
@@ -190,55 +197,6 @@ def _line_up(
     version: VersionLoad, *, rooms: Mapping[int, Room], fleet: Fleet, sight: Sight
 ) -> lines.Order:
     return sight.line_up(version, fleet.requests_per_s(version, rooms[version.version_id]))
-
-
-def _places(
-    able: Sequence[VersionLoad],
-    slots: Mapping[int, int],
-    rooms: Mapping[int, Room],
-    lined_up: Callable[[VersionLoad], lines.Order],
-    memory: Memory,
-) -> dict[int, int]:
-    """Share the room of models that several rater versions want to send to; return by version."""
-    by_model: dict[str, list[VersionLoad]] = defaultdict(list)
-    for version in able:
-        by_model[version.model_id].append(version)
-    shares: dict[int, int] = {}
-    for model_id, versions in by_model.items():
-        if len(versions) == 1:
-            continue
-        contenders = {
-            version.version_id: places.Contender(
-                ready=_ready(lined_up(version), memory.sight.taken_of(version)),
-                most=slots[version.version_id],
-                held=memory.held.of(version.version_id),
-            )
-            for version in versions
-        }
-        room = {
-            cls: max(rooms[version.version_id].batches(cls) for version in versions)
-            for cls in PriorityClass
-        }
-        given, memory.credits[model_id] = places.share(
-            contenders, room, memory.credits.get(model_id, {})
-        )
-        shares |= given
-    return shares
-
-
-def _turns(
-    able: Sequence[VersionLoad], shares: Mapping[int, int], left: Mapping[int, int]
-) -> Iterator[tuple[VersionLoad, int]]:
-    """Yield who may send how much now; `left` is what each has left of its slots by then."""
-    most = {**left, **shares}
-    # Whoever gets more than others comes last, and so stands behind them in the next pass.
-    for version in sorted(able, key=lambda version: most[version.version_id]):
-        if most[version.version_id]:
-            yield version, most[version.version_id]
-    # What one left of its share, or what only some of them can have, others may.
-    for version in able:
-        if version.version_id in shares and left[version.version_id]:
-            yield version, left[version.version_id]
 
 
 def _serve(
@@ -345,15 +303,7 @@ def _send(
 
 def _top(order: lines.Order, taken: Mapping[int, int]) -> PriorityClass | None:
     """Return the highest class that still has READY batches."""
-    return next((cls for cls, ready in _ready(order, taken).items() if ready), None)
-
-
-def _ready(order: lines.Order, taken: Mapping[int, int]) -> dict[PriorityClass, int]:
-    """Return the READY batches that are left of each class."""
-    return {
-        cls: line.total - sum(n for w, n in taken.items() if w in line.ready)
-        for cls, line in order.items()
-    }
+    return next((cls for cls, ready in lines.left(order, taken).items() if ready), None)
 
 
 def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:

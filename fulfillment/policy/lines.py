@@ -109,6 +109,14 @@ def line_up(
     return order
 
 
+def left(order: Order, taken: Mapping[int, int]) -> dict[PriorityClass, int]:
+    """Return the READY batches that are left of each class; `taken` is what left, by workflow."""
+    return {
+        cls: line.total - sum(n for w, n in taken.items() if w in line.ready)
+        for cls, line in order.items()
+    }
+
+
 def slack(load: Load, now: datetime) -> float:
     """Return the share of a workflow's time that is left, within [0.02, 1]."""
     if load.deadline_at <= load.submitted_at:
