@@ -5,7 +5,8 @@ Three rules, one inside the other:
 1. *Class.* The highest class with READY batches is served. But each class below it that has some
    gains its share as credit with every dispatch, up to a little over 1; the highest class with a
    full credit is served instead. Whoever is served pays 1, so that nobody saves up for when
-   something urgent comes but who had to wait.
+   something urgent comes but who had to wait. HIGH has a head start: of the dispatches that it
+   left to others for want of work it gets up to four back, one before each full credit.
 2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
    those open up to and including it and those served within minutes, over the owner's weight,
    times the share of its time that is left. While a deadline presses (`pressure`), three dispatches
@@ -14,8 +15,8 @@ Three rules, one inside the other:
 
 What follows, counted in dispatches of one rater:
 
-- A class with READY batches waits at most `longest_wait` dispatches (middle and low 5, best
-  effort 54 with the default shares), whatever is above it; `longest_wait_s` says it in seconds. No
+- A class with READY batches waits at most `longest_wait` dispatches (middle 8, low 10, best
+  effort 63 with the default shares), whatever is above it; `longest_wait_s` says it in seconds. No
   score, age or deadline moves a workflow out of its class.
 - An owner with READY batches waits at most 20 x (owners before it in the queue + 1) dispatches of
   its class, as later ones queue behind it.
@@ -46,6 +47,9 @@ DEFAULT_SHARES: Final[Mapping[PriorityClass, float]] = MappingProxyType(
 )
 """Credit a dispatch; a class is sure of one dispatch in `longest_wait`. No class has a larger share
 than one above it, or less priority would be served more."""
+
+HEAD_START: Final = 4.0
+"""Dispatches that HIGH goes before full credits when it comes: a small workflow waits for none."""
 
 TURN_EVERY: Final = 20
 """One dispatch of a class in so many is an owner's turn."""
@@ -152,11 +156,13 @@ def refunded(memory: Memory, order: Order, gone: Mapping[int, int]) -> Memory:
 def longest_wait(cls: PriorityClass, shares: Mapping[PriorityClass, float] = DEFAULT_SHARES) -> int:
     """Return the dispatch of a rater, from 1, by which a class with READY batches is served.
 
-    Its credit is full after 1/share dispatches. Then classes between HIGH and it may go first:
-    each has a credit of 1 + its share at most, and gains its share with each further dispatch.
+    Its credit is full after 1/share dispatches. Then HIGH may have its head start, which does not
+    grow meanwhile, and classes between HIGH and it may go first: each has a credit of 1 + its share
+    at most, and gains its share with each further dispatch.
     """
     before = [share for c, share in shares.items() if c < cls]
-    return ceil(1 / shares[cls] - _EPSILON) + floor(len(before) / (1 - sum(before)) + _EPSILON)
+    first = (HEAD_START + len(before)) / (1 - sum(before))
+    return ceil(1 / shares[cls] - _EPSILON) + floor(first + _EPSILON)
 
 
 class _Served:
@@ -259,8 +265,17 @@ def next_class(
         share = shares.get(cls, 0.0)
         # What is over a full credit is kept, or a share of 0.27 would be one of 0.25.
         credits[cls] = min(1.0 + share, credits.get(cls, 0.0) + share)
-    chosen = next((cls for cls in below if credits[cls] >= 1 - _EPSILON), top)
-    if credit := credits.get(chosen):
+    due = next((cls for cls in below if credits[cls] >= 1 - _EPSILON), None)
+    ahead = credits.get(PriorityClass.HIGH, 0.0)
+    if top is PriorityClass.HIGH:
+        if due is not None and ahead >= 1.0:
+            credits[top] = ahead - 1.0
+            return top, False
+    elif due is None:
+        # Not while a credit is full, or what goes before it could go before it for ever.
+        credits[PriorityClass.HIGH] = min(HEAD_START, ahead + 1.0)
+    chosen = top if due is None else due
+    if chosen is not PriorityClass.HIGH and (credit := credits.get(chosen)):
         credits[chosen] = max(0.0, credit - 1.0)
     return chosen, chosen is not top
 

@@ -20,7 +20,7 @@ from itertools import cycle, product
 
 import numpy as np
 
-from fulfillment.policy.ordering import longest_wait
+from fulfillment.policy.ordering import DEFAULT_SHARES
 from fulfillment.policy.priority import PriorityClass
 from tests.acceptance.stack import until
 from tests.benchmarks import live_calls, report
@@ -160,7 +160,7 @@ def _classes(run: Run, from_s: float) -> Iterator[Figure]:
     calls = span.calls(run.calls("fill", "backlog", "high"))
     counts = live_calls.by_class(calls)
     for cls in (PriorityClass.LOW, PriorityClass.BEST_EFFORT):
-        name, floor = cls.name.lower(), 1 / longest_wait(cls)
+        name, floor = cls.name.lower(), DEFAULT_SHARES[cls]
         gap_s = live_calls.longest_gap_s(calls, name, span)
         yield Figure(
             name=f"live_{name}_share",

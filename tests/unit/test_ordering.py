@@ -11,6 +11,7 @@ from fulfillment.policy.fairness import Usage
 from fulfillment.policy.lines import Load, line_up, slack
 from fulfillment.policy.ordering import (
     DEFAULT_SHARES,
+    HEAD_START,
     MAX_CLAIMS,
     TURN_EVERY,
     Memory,
@@ -105,7 +106,10 @@ load_lists = st.lists(
 )
 memories = st.builds(
     Memory,
-    credits=st.dictionaries(st.sampled_from(BELOW_HIGH), st.floats(0, 1.02)),
+    credits=st.fixed_dictionaries(
+        {},
+        optional={HIGH: st.floats(0, HEAD_START), **dict.fromkeys(BELOW_HIGH, st.floats(0, 1.02))},
+    ),
     queues=st.dictionaries(classes, st.lists(owners | st.just("gone"), unique=True).map(tuple)),
     counts=st.dictionaries(classes, st.integers(1, TURN_EVERY - 1)),
 )
@@ -270,7 +274,7 @@ def test_no_class_waits_longer_than_its_bound(
     assert any(each.priority_class is cls for each in served)
 
 
-@pytest.mark.parametrize(("cls", "wait"), [(MIDDLE, 4), (LOW, 5), (BEST_EFFORT, 54)])
+@pytest.mark.parametrize(("cls", "wait"), [(MIDDLE, 8), (LOW, 10), (BEST_EFFORT, 63)])
 def test_waits_with_the_default_shares(cls: PriorityClass, wait: int) -> None:
     assert longest_wait(cls) == wait
 
@@ -282,6 +286,31 @@ def test_each_class_gets_its_floor_when_all_wait() -> None:
 
     # Their shares, to the last.
     assert served == {HIGH: 442, MIDDLE: 270, LOW: 269, BEST_EFFORT: 19}
+
+
+def test_a_small_workflow_of_high_priority_waits_for_no_credit() -> None:
+    below = [load(cls + 1, cls=cls) for cls in BELOW_HIGH]
+    full = Memory(credits={HIGH: HEAD_START, MIDDLE: 1.0, LOW: 1.0, BEST_EFFORT: 1.0})
+
+    assert picks_of([load(1, ready=4), *below], 4, full) == {1: 4}
+
+
+def test_the_head_start_is_saved_while_others_are_served_for_being_the_highest() -> None:
+    below = [load(cls + 1, cls=cls) for cls in BELOW_HIGH]
+
+    saved = next_batches(below, room=3, now=NOW, memory=Memory()).memory.credits
+    served = list(dispatches(lambda n: below if n < 20 else [load(1), *below], 20 + 16))
+
+    assert saved[HIGH] == 3.0
+    # Ten credits were full meanwhile, but four of them had to wait.
+    assert Counter(each.priority_class for each in served[20:])[HIGH] == 10
+
+
+def test_nothing_is_saved_for_high_while_a_credit_is_full() -> None:
+    full = Memory(credits={LOW: 1.0, BEST_EFFORT: 1.0})
+    loads = [load(cls + 1, cls=cls) for cls in BELOW_HIGH]
+
+    assert HIGH not in next_batches(loads, room=2, now=NOW, memory=full).memory.credits
 
 
 def test_the_longest_wait_in_seconds_goes_by_the_pace_of_the_rater() -> None:
