@@ -2,17 +2,17 @@
 
 from django.urls import path
 
-from models_admin import api
+from models_admin.api import models, pools
 
 urlpatterns = [
-    path("models", api.ModelsView.as_view()),
-    path("models/<slug:model_id>", api.ModelView.as_view()),
-    path("models/<slug:model_id>/start", api.ModelStartView.as_view()),
-    path("models/<slug:model_id>/stop", api.ModelStopView.as_view()),
-    path("models/<slug:model_id>/restart", api.ModelRestartView.as_view()),
-    path("models/<slug:model_id>/resize", api.ModelResizeView.as_view()),
-    path("models/<slug:model_id>/address", api.ModelAddressView.as_view()),
-    path("pools", api.PoolsView.as_view()),
-    path("pools/<slug:pool_id>", api.PoolView.as_view()),
-    path("pools/<slug:pool_id>/decisions", api.PoolDecisionsView.as_view()),
+    path("models", models.ModelsView.as_view()),
+    path("models/<slug:model_id>", models.ModelView.as_view()),
+    path("models/<slug:model_id>/start", models.ModelStartView.as_view()),
+    path("models/<slug:model_id>/stop", models.ModelStopView.as_view()),
+    path("models/<slug:model_id>/restart", models.ModelRestartView.as_view()),
+    path("models/<slug:model_id>/resize", models.ModelResizeView.as_view()),
+    path("models/<slug:model_id>/address", models.ModelAddressView.as_view()),
+    path("pools", pools.PoolsView.as_view()),
+    path("pools/<slug:pool_id>", pools.PoolView.as_view()),
+    path("pools/<slug:pool_id>/decisions", pools.PoolDecisionsView.as_view()),
 ]

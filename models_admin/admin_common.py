@@ -1,0 +1,70 @@
+"""What admin pages share: their bases, problems in forms, secrets, and duty cycles."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin
+from django.db.models import Model
+from django.http import HttpRequest
+
+from models_admin import services, utilisation
+from models_admin.clock import database_now
+from models_admin.models import ModelConfig, ModelServer
+
+if TYPE_CHECKING:
+    Form = forms.ModelForm[Any]
+    Admin = admin.ModelAdmin[Any]
+    Inline = admin.TabularInline[ModelServer, ModelConfig]
+else:
+    Form = forms.ModelForm
+    Admin = admin.ModelAdmin
+    Inline = admin.TabularInline
+
+
+def to_form(form: Form, problems: list[services.Problem]) -> None:
+    """Show problems at their fields, unless Django found one there already.
+
+    Those of fields that the form lacks stand at its top.
+    """
+    wrong = set(form.errors)
+    for problem in problems:
+        field = problem.field.split(".")[0]
+        name = next((name for name in (field, f"new_{field}") if name in form.fields), None)
+        if name not in wrong:
+            form.add_error(name, forms.ValidationError(problem.detail, code=problem.code))
+
+
+class BlindTextarea(forms.Textarea):
+    """Takes text and never shows it again, not even beside an error."""
+
+    def format_value(self, value: Any) -> None:
+        return None
+
+
+def duty_of(**of: str) -> str:
+    """Say how busy the replicas of a model, or of a pool, were of late."""
+    spans = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
+    shares = utilisation.duty(list(spans.values()), now=database_now(), **of)
+    said = [
+        f"{share:.1%} in the last {name}"
+        for name, share in zip(spans, shares, strict=True)
+        if share is not None
+    ]
+    return ", ".join(said) or "No replica lived in the last day."
+
+
+class ReadOnlyAdmin(Admin):
+    """Rows that the host agent or the services write."""
+
+    show_full_result_count = False
+    actions = None
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False

@@ -1,0 +1,183 @@
+"""Views of models."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from django.db.models import Prefetch, QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from models_admin import services
+from models_admin.api.access import View, actor, answers, given_by, page
+from models_admin.api.forms import ModelChanges, ModelForm, ResizeForm
+from models_admin.api.shapes import AddressList, ModelList, ModelShape, model_as_json
+from models_admin.clock import database_now
+from models_admin.directory import directory
+from models_admin.errors import InvalidFields
+from models_admin.models import ModelConfig, ModelServer
+
+
+class ModelsView(View):
+    """All models, and registering one."""
+
+    @extend_schema(operation_id="list_models", responses=answers(ModelList, 200))
+    def get(self, request: Request) -> Response:
+        """List models by id."""
+        found, following = page(request, _models().order_by("pk"))
+        return Response({"items": [model_as_json(model) for model in found], "next": following})
+
+    @extend_schema(
+        operation_id="register_model",
+        request=ModelForm,
+        responses=answers(ModelShape, 201, 400, 409, 422),
+    )
+    def post(self, request: Request) -> Response:
+        """Register a model; the same one again changes nothing."""
+        given = given_by(ModelForm, request)
+        try:
+            model, is_new = services.register_model(
+                given.pop("id"), now=database_now(), actor=actor(request), **_fields(given)
+            )
+        except InvalidFields as refusal:
+            raise _named_as_sent(refusal) from refusal
+        return Response(
+            _shown(model),
+            status=201 if is_new else 200,
+            headers={"Location": f"/api/v1/models/{model.pk}"},
+        )
+
+
+class ModelView(View):
+    """One model."""
+
+    @extend_schema(operation_id="get_model", responses=answers(ModelShape, 200, 404))
+    def get(self, request: Request, model_id: str) -> Response:
+        """Show a model and its replicas."""
+        return Response(_shown(services.find_model(model_id)))
+
+    @extend_schema(
+        operation_id="change_model",
+        request=ModelChanges,
+        responses=answers(ModelShape, 200, 400, 404, 409, 422),
+    )
+    def patch(self, request: Request, model_id: str) -> Response:
+        """Change settings of a model; running replicas keep theirs until a restart."""
+        given = given_by(ModelChanges, request)
+        try:
+            model = services.update_model(
+                model_id, now=database_now(), actor=actor(request), **_fields(given)
+            )
+        except InvalidFields as refusal:
+            raise _named_as_sent(refusal) from refusal
+        return Response(_shown(model))
+
+    @extend_schema(operation_id="remove_model", responses=answers(None, 204, 404, 409))
+    def delete(self, request: Request, model_id: str) -> Response:
+        """Remove a model that is not started, with its versions."""
+        services.remove_model(model_id, actor=actor(request))
+        return Response(status=204)
+
+
+class ModelStartView(View):
+    """Starting a model."""
+
+    @extend_schema(
+        operation_id="start_model", request=None, responses=answers(ModelShape, 202, 404, 409)
+    )
+    def post(self, request: Request, model_id: str) -> Response:
+        """Want the model's replicas to live."""
+        model = services.start_model(model_id, now=database_now(), actor=actor(request))
+        return Response(_shown(model), status=202)
+
+
+class ModelStopView(View):
+    """Stopping a model."""
+
+    @extend_schema(
+        operation_id="stop_model", request=None, responses=answers(ModelShape, 202, 404, 409)
+    )
+    def post(self, request: Request, model_id: str) -> Response:
+        """Drain and end the model's replicas."""
+        model = services.stop_model(model_id, now=database_now(), actor=actor(request))
+        return Response(_shown(model), status=202)
+
+
+class ModelRestartView(View):
+    """Restarting a model."""
+
+    @extend_schema(
+        operation_id="restart_model", request=None, responses=answers(ModelShape, 202, 404, 409)
+    )
+    def post(self, request: Request, model_id: str) -> Response:
+        """Replace the model's replicas, one at a time while others serve."""
+        model = services.restart_model(model_id, now=database_now(), actor=actor(request))
+        return Response(_shown(model), status=202)
+
+
+class ModelResizeView(View):
+    """Resizing a model."""
+
+    @extend_schema(
+        operation_id="resize_model",
+        request=ResizeForm,
+        responses=answers(ModelShape, 202, 400, 404, 409, 422),
+    )
+    def post(self, request: Request, model_id: str) -> Response:
+        """Want another number of replicas."""
+        given = given_by(ResizeForm, request)
+        model = services.resize_model(
+            model_id, given["replicas"], now=database_now(), actor=actor(request)
+        )
+        return Response(_shown(model), status=202)
+
+
+class ModelAddressView(View):
+    """Where a model can be reached."""
+
+    @extend_schema(operation_id="get_model_address", responses=answers(AddressList, 200, 404))
+    def get(self, request: Request, model_id: str) -> Response:
+        """List the addresses that can be sent to now; none while no replica is ready."""
+        services.find_model(model_id)
+        live = [r for r in directory.replicas(database_now()) if r.model_id == model_id]
+        items = [
+            {
+                "key": replica.key,
+                "url": replica.address,
+                "version": replica.shown_version,
+                "window": replica.window,
+                "managed": replica.managed,
+            }
+            for replica in live
+        ]
+        return Response({"items": items, "next": None})
+
+
+def _models() -> QuerySet[ModelConfig]:
+    return ModelConfig.objects.prefetch_related(
+        Prefetch("servers", ModelServer.objects.order_by("ordinal", "agent"))
+    )
+
+
+def _shown(model: ModelConfig) -> dict[str, Any]:
+    return model_as_json(_models().get(pk=model.pk))
+
+
+def _fields(given: Mapping[str, Any]) -> services.ModelFields:
+    """Return the fields as services name them: `replicas.min` is `replicas_min`."""
+    flat = {name: value for name, value in given.items() if name != "replicas"}
+    bounds = given.get("replicas", {})
+    return cast(
+        services.ModelFields, flat | {f"replicas_{name}": value for name, value in bounds.items()}
+    )
+
+
+def _named_as_sent(refusal: InvalidFields) -> InvalidFields:
+    """Name the fields as the client did."""
+    errors = [
+        {**error, "field": error["field"].replace("replicas_", "replicas.")}
+        for error in refusal.errors
+    ]
+    return InvalidFields(
+        refusal.detail.replace("replicas_", "replicas."), code=refusal.code, errors=errors
+    )

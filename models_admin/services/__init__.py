@@ -1,0 +1,66 @@
+"""Everything that people do to pools and models, for the admin and the API alike.
+
+Validation names the field and a stable code. Start, stop, restart and resize only write what is
+wanted; the host agent brings it about within a second or two. Nothing here holds a transaction
+across a network call or the reading of a checkpoint.
+"""
+
+from models_admin.services.acts import (
+    PINNED_FOR,
+    accept_version,
+    resize_model,
+    restart_model,
+    start_model,
+    stop_model,
+    unpin_model,
+)
+from models_admin.services.fields import (
+    ModelFields,
+)
+from models_admin.services.pools import (
+    MAX_DEVICES,
+    change_pool,
+    devices_used,
+    find_pool,
+    pool_problems,
+    register_pool,
+    save_pool,
+)
+from models_admin.services.problems import (
+    Problem,
+)
+from models_admin.services.registering import (
+    find_model,
+    model_problems,
+    register_model,
+    remove_model,
+    update_model,
+)
+from models_admin.services.validation import (
+    LOADERS,
+)
+
+__all__ = [
+    "LOADERS",
+    "MAX_DEVICES",
+    "PINNED_FOR",
+    "ModelFields",
+    "Problem",
+    "accept_version",
+    "change_pool",
+    "devices_used",
+    "find_model",
+    "find_pool",
+    "model_problems",
+    "pool_problems",
+    "register_model",
+    "register_pool",
+    "remove_model",
+    "resize_model",
+    "restart_model",
+    "save_pool",
+    "start_model",
+    "stop_model",
+    "unpin_model",
+    "update_model",
+]

@@ -1,0 +1,91 @@
+"""Pools: registering and changing them, and what of them is in use."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Sum
+
+from models_admin.errors import Conflict, NotFound
+from models_admin.models import AcceleratorPool, ModelConfig, PoolKind, Rebalancing
+from models_admin.services.audit import audit
+from models_admin.services.problems import ID, Problem, bad_id, one_of, out_of_range, refuse
+from models_admin.services.rows import values
+
+MAX_DEVICES: Final = 100_000
+
+
+def find_pool(pool_id: str) -> AcceleratorPool:
+    """Return a pool; raises NotFound."""
+    pool = AcceleratorPool.objects.filter(pk=pool_id).first()
+    if pool is None:
+        raise NotFound(f"There is no pool {pool_id!r}.")
+    return pool
+
+
+def pool_problems(pool: AcceleratorPool) -> list[Problem]:
+    """Return what is wrong with a pool that is about to be stored."""
+    problems = []
+    for field in ("id", "agent"):
+        if not ID.fullmatch(getattr(pool, field)):
+            problems.append(bad_id(field))
+    if pool.kind not in PoolKind.values:
+        problems.append(Problem(field="kind", code="bad_choice", detail=one_of(PoolKind.values)))
+    if pool.rebalancing not in Rebalancing.values:
+        problems.append(
+            Problem(field="rebalancing", code="bad_choice", detail=one_of(Rebalancing.values))
+        )
+    used = devices_used(pool.pk)
+    if not 1 <= pool.devices <= MAX_DEVICES:
+        problems.append(out_of_range("devices", 1, MAX_DEVICES))
+    elif pool.devices < used:
+        problems.append(
+            Problem(
+                field="devices", code="pool_too_small", detail=f"started models use {used} of them"
+            )
+        )
+    return problems
+
+
+def register_pool(pool: AcceleratorPool, *, actor: str = "") -> tuple[AcceleratorPool, bool]:
+    """Store a new pool; return it and whether it is new. Registering the same again is harmless."""
+    refuse(pool_problems(pool))
+    existing = AcceleratorPool.objects.filter(pk=pool.pk).first()
+    if existing is None:
+        try:
+            with transaction.atomic():
+                pool.save(force_insert=True)
+        except IntegrityError:
+            existing = find_pool(pool.pk)
+        else:
+            audit("pool_registered", pool.pk, actor)
+            return pool, True
+    if values(existing) != values(pool):
+        raise Conflict(f"There is another pool {pool.pk!r} already.", code="pool_exists")
+    return existing, False
+
+
+def save_pool(pool: AcceleratorPool, *, actor: str = "") -> None:
+    """Store a pool as it is, new or changed."""
+    refuse(pool_problems(pool))
+    pool.save()
+    audit("pool_saved", pool.pk, actor)
+
+
+def change_pool(pool_id: str, changes: Mapping[str, Any], *, actor: str = "") -> AcceleratorPool:
+    """Change settings of a pool."""
+    with transaction.atomic():
+        pool = AcceleratorPool.objects.select_for_update().filter(pk=pool_id).first()
+        if pool is None:
+            raise NotFound(f"There is no pool {pool_id!r}.")
+        for name, value in changes.items():
+            setattr(pool, name, value)
+        save_pool(pool, actor=actor)
+    return pool
+
+
+def devices_used(pool_id: str, *, without: str = "") -> int:
+    """Return how many devices of a pool the started models want, one of them left out."""
+    models = ModelConfig.objects.filter(pool=pool_id, started=True).exclude(pk=without)
+    used = models.aggregate(used=Sum(F("wanted_replicas") * F("devices_per_replica")))["used"]
+    return int(used or 0)
