@@ -28,7 +28,7 @@ from workers.model_server.scheduler import Shaping, Waiting
 SERVICE_S, CALLS = "AIRS_BENCH_SERVICE_S", "AIRS_BENCH_CALLS"
 VERSION = "paced-1"
 ONE_CALL = Shaping(steps=(1,), batch_tokens=1, fill_tokens=1)
-"""Every tenth call is the one that waited longest, as by default."""
+"""Whoever waited longest is passed over nine times in a row at most, as by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +78,14 @@ class PacedServer:
 
     async def compute(self) -> None:
         """Let one call after another have the slot."""
-        for turn in itertools.count():
+        passed = 0
+        while True:
             while not self._waiting:
                 self._came.clear()
                 await self._came.wait()
             waiting = [waiting for waiting, _ in self._waiting.values()]
-            batch = scheduler.next_batch(waiting, now=0.0, turn=turn, shaping=ONE_CALL)
+            batch = scheduler.next_batch(waiting, now=0.0, passed=passed, shaping=ONE_CALL)
+            passed = batch.passed
             _, running = self._waiting.pop(batch.rows[0])
             await self._compute(running)
 

@@ -36,9 +36,9 @@ def queues(draw: st.DrawFn) -> list[Waiting]:
     ]
 
 
-def form(queue: list[Waiting], *, now: float = 10.0, turn: int = 0, **changes: int) -> Batch:
+def form(queue: list[Waiting], *, now: float = 10.0, passed: int = 0, **changes: int) -> Batch:
     shaping = Shaping(**{**{f: getattr(SHAPING, f) for f in Shaping.__slots__}, **changes})
-    return next_batch(queue, now=now, turn=turn, shaping=shaping)
+    return next_batch(queue, now=now, passed=passed, shaping=shaping)
 
 
 @pytest.mark.parametrize(("tokens", "step"), [(1, 32), (32, 32), (33, 64), (128, 128)])
@@ -88,17 +88,29 @@ def test_rows_past_their_deadline_are_dropped_not_computed() -> None:
     assert batch.rows == (2,)
 
 
-def test_each_nth_batch_is_led_by_the_longest_waiting() -> None:
+def test_the_longest_waiting_leads_after_it_was_passed_over_three_times_in_a_row() -> None:
     queue = [waiting(0, priority=101, step=128), *(waiting(key, priority=1) for key in range(1, 5))]
 
-    leads = [form(queue, turn=turn, floor_every=4).rows[0] for turn in range(8)]
+    leads, passed = [], 0
+    for _ in range(8):
+        batch = form(queue, passed=passed, floor_every=4)
+        passed = batch.passed
+        leads.append(batch.rows[0])
 
     assert leads == [1, 1, 1, 0, 1, 1, 1, 0]
 
 
+def test_nobody_is_passed_over_while_the_order_is_that_of_arrival() -> None:
+    assert form([waiting(key) for key in range(9)], passed=2).passed == 0
+
+
+def test_without_rows_nobody_is_passed_over() -> None:
+    assert form([waiting(0, deadline_at=1.0)], now=2.0, passed=2).passed == 2
+
+
 @given(queues(), st.integers(0, 20), st.sampled_from([0, 3]))
-def test_a_batch_holds_the_devices_limits(queue: list[Waiting], turn: int, floor: int) -> None:
-    batch = form(queue, turn=turn, floor_every=floor)
+def test_a_batch_holds_the_devices_limits(queue: list[Waiting], passed: int, floor: int) -> None:
+    batch = form(queue, passed=passed, floor_every=floor)
 
     by_key = {row.key: row for row in queue}
     assert len(set(batch.rows)) == len(batch.rows)
@@ -137,9 +149,10 @@ def test_a_row_waits_for_no_more_batches_than_rows_before_it(
         for row in queue
     }
 
-    left, turn = [row for row in queue if row.deadline_at is None], 0
+    left, turn, passed = [row for row in queue if row.deadline_at is None], 0, 0
     while left:
-        batch = form(left, turn=turn, floor_every=floor)
+        batch = form(left, passed=passed, floor_every=floor)
+        passed = batch.passed
         floors = turn // floor if floor else 0
         assert all(turn <= ahead[key] + floors for key in batch.rows)
         left = [row for row in left if row.key not in batch.rows]
@@ -148,11 +161,13 @@ def test_a_row_waits_for_no_more_batches_than_rows_before_it(
 
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=30))
 def test_a_floor_bounds_the_wait_under_endless_urgent_work(steps: list[int]) -> None:
-    oldest = waiting(0, priority=101)
+    oldest, passed = waiting(0, priority=101), 0
 
     for turn, step in enumerate(steps):
         urgent = [waiting(1 + turn * 10 + n, priority=1, step=step) for n in range(10)]
-        if 0 in form([oldest, *urgent], turn=turn, floor_every=5).rows:
+        batch = form([oldest, *urgent], passed=passed, floor_every=5)
+        passed = batch.passed
+        if 0 in batch.rows:
             break
 
     assert turn <= 4

@@ -112,7 +112,7 @@ class Batcher:
         self._queries = QueryCache(serving.cached_queries)
         self._entries: dict[int, Entry] = {}
         self._keys = itertools.count()
-        self._turn = 0
+        self._passed = 0
         self._free = serving.lanes
         self._failures = 0
         self._closed = False
@@ -184,7 +184,7 @@ class Batcher:
             batch = scheduler.next_batch(
                 (entry.waiting for entry in self._entries.values()),
                 now=now,
-                turn=self._turn,
+                passed=self._passed,
                 shaping=self._shaping,
             )
             for key in batch.expired:
@@ -193,7 +193,7 @@ class Batcher:
                     self._fail(call, DeadlinePassed("its time was over in the queue"))
             if not batch.rows:
                 return
-            self._turn += 1
+            self._passed = batch.passed
             self._start([self._entries.pop(key) for key in batch.rows], batch.step, now)
 
     def _start(self, entries: Sequence[Entry], step: int, now: float) -> None:

@@ -6,8 +6,9 @@ batch and decides its length step; others of that step fill it. A lead is never 
 sequence with k others before it is computed within k + 1 batches, whatever lengths arrive.
 
 Strict priority alone would undo the floors that the dispatcher gives to lower classes: a batch sent
-under a floor would wait here for as long as more urgent work keeps coming. Hence each
-`floor_every`-th batch is led by the longest-waiting sequence of all.
+under a floor would wait here for as long as more urgent work keeps coming. Hence whoever waited
+longest is passed over for `floor_every` - 1 batches in a row at most, and leads the next one. A
+short burst of urgent work is over by then and waits for none of it.
 
 All instants are seconds of one monotonic clock, handed in. Weakness: `next_batch` looks at every
 waiting sequence (about 0.3 µs each), so its cost grows with the queue, which admission bounds.
@@ -37,7 +38,7 @@ class Shaping:
     each would delay the urgent work behind this batch and gain nothing."""
 
     floor_every: int = 10
-    """Each n-th batch is led by the longest-waiting sequence; 0 means never."""
+    """The n-th batch in a row is led by the longest-waiting sequence; 0 means never."""
 
     def rows(self, step: int) -> int:
         """Sequences of one step in a full batch."""
@@ -63,6 +64,8 @@ class Batch:
     rows: tuple[int, ...]
     step: int
     expired: tuple[int, ...]
+    passed: int
+    """Batches in a row that passed over whoever waited longest, this one included."""
     reason: str
 
 
@@ -74,8 +77,11 @@ def step_for(tokens: int, steps: Sequence[int]) -> int:
     raise ValueError(f"{tokens} tokens exceed the longest step {steps[-1]}")
 
 
-def next_batch(waiting: Iterable[Waiting], *, now: float, turn: int, shaping: Shaping) -> Batch:
-    """Form the batch for a lane that is free now; `turn` counts the batches formed before."""
+def next_batch(waiting: Iterable[Waiting], *, now: float, passed: int, shaping: Shaping) -> Batch:
+    """Form the batch for a lane that is free now; `passed` is that of the batch before, 0 at first.
+
+    A batch without rows passes nobody over: it leaves `passed` as it is.
+    """
     live, expired = [], []
     for row in waiting:
         if row.deadline_at is not None and row.deadline_at <= now:
@@ -83,19 +89,20 @@ def next_batch(waiting: Iterable[Waiting], *, now: float, turn: int, shaping: Sh
         else:
             live.append(row)
     if not live:
-        return Batch(rows=(), step=0, expired=tuple(expired), reason="nothing waits")
-    lead, reason = _lead(live, turn=turn, floor_every=shaping.floor_every)
+        return Batch(rows=(), step=0, expired=tuple(expired), passed=passed, reason="nothing waits")
+    lead, reason = min(live, key=_order), ""
+    oldest = min(live, key=_arrival)
+    if shaping.floor_every and passed >= shaping.floor_every - 1 and oldest is not lead:
+        lead = oldest
+        reason = f"floor: {oldest.key} waited longest (priority {oldest.priority})"
     rows = _fill(lead, live, shaping)
-    return Batch(rows=rows, step=lead.step, expired=tuple(expired), reason=reason)
-
-
-def _lead(live: Sequence[Waiting], *, turn: int, floor_every: int) -> tuple[Waiting, str]:
-    first = min(live, key=_order)
-    if floor_every and turn % floor_every == floor_every - 1:
-        oldest = min(live, key=_arrival)
-        if oldest.priority > first.priority:
-            return oldest, f"floor: {oldest.key} waited longest (priority {oldest.priority})"
-    return first, f"{first.key} is first of priority {first.priority}"
+    return Batch(
+        rows=rows,
+        step=lead.step,
+        expired=tuple(expired),
+        passed=0 if oldest.key in rows else passed + 1,
+        reason=reason or f"{lead.key} is first of priority {lead.priority}",
+    )
 
 
 def _fill(lead: Waiting, live: Sequence[Waiting], shaping: Shaping) -> tuple[int, ...]:
