@@ -26,7 +26,7 @@ from fulfillment.held import Held
 from fulfillment.model_directory import ModelDirectory
 from fulfillment.policy import fairness, lines, ordering, places, quota, traffic
 from fulfillment.policy.fairness import OverShare
-from fulfillment.policy.priority import PriorityClass, raised_step
+from fulfillment.policy.priority import PriorityClass, travel_step
 from fulfillment.ready import Sight, VersionLoad
 from fulfillment.windows import Room, Windows
 
@@ -58,6 +58,8 @@ class Memory:
     """The number of the serving in which something of a rater version was sent last."""
     serving: int = 0
     held: Held = field(default_factory=Held)
+    slots: int = 0
+    """Of all executors, as the last pass found them."""
     windows: Windows = field(default_factory=Windows)
     buckets: dict[str, quota.Bucket] = field(default_factory=dict)
     """Of raters with a `max_qps`. Executors pace the calls of a batch; those that they could not
@@ -134,6 +136,14 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     # Where there is not enough for all, whoever waits longest comes first among equals.
     served.sort(key=lambda version: memory.servings.get(version.version_id, 0))
     rooms = {version.version_id: fleet.room(version, memory.windows) for version in served}
+    lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
+    memory.slots = total_slots
+    if quota.threads_left(memory.held.messages, total_slots) == 0:
+        served = [
+            version
+            for version in served
+            if not _can_wait(version, rooms[version.version_id], lined_up, sight)
+        ]
     slots = quota.slots_for(
         {
             version.version_id: min(
@@ -148,7 +158,6 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
         total_slots,
     )
     able = [version for version in served if slots[version.version_id] > 0]
-    lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
     shares = common_room.share(
         able,
         slots,
@@ -197,6 +206,28 @@ def _line_up(
     version: VersionLoad, *, rooms: Mapping[int, Room], fleet: Fleet, sight: Sight
 ) -> lines.Order:
     return sight.line_up(version, fleet.requests_per_s(version, rooms[version.version_id]))
+
+
+def _can_wait(
+    version: VersionLoad,
+    room: Room,
+    lined_up: Callable[[VersionLoad], lines.Order],
+    sight: Sight,
+) -> bool:
+    """Say whether what is READY of a rater version may wait for a thread.
+
+    Not what is urgent, or more urgent than all that is out: that would be served first.
+    """
+    if not room.can_wait:
+        return False
+    waiting = _waiting(lined_up(version), sight.taken_of(version))
+    out = room.most_urgent
+    return (
+        bool(waiting)
+        and waiting[0] is not PriorityClass.HIGH
+        and out is not None
+        and (waiting[0] >= out)
+    )
 
 
 def _serve(
@@ -285,25 +316,37 @@ def _send(
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
         memory.buckets[version.rater_id] = quota.spend(bucket, passed.calls)
-    top = _top(order, sight.taken_of(version))
+    waiting = _waiting(order, sight.taken_of(version))
     sight.give_back(version, {w: n for w, n in passed.put_back.items() if w not in elsewhere})
-    for (step, cls), sent in claims.items():
-        if top is not None and cls > top:
-            step = raised_step(step, top)
+    left = quota.threads_left(memory.held.messages, memory.slots)
+    for (step, urgent), sent in _by_step(claims, waiting).items():
         size = traffic.message_size(
-            room=room.most, urgent=cls is PriorityClass.HIGH and len(sent) < 4
+            room=room.most, batches=len(sent), urgent=urgent and len(sent) < 4, threads=left
         )
         for start in range(0, len(sent), size):
-            publish(sent[start : start + size], step)
+            message = sent[start : start + size]
+            memory.held.send([batch_id for batch_id, _, _ in message])
+            publish(message, step)
     asked = sum(pick.batches for pick in picks)
     # The room was made for whole batches; where these were what is left of some, more may go.
     more = passed.sent == asked and passed.calls < asked * room.calls_a_batch
     return replace(passed, full=passed.full or more)
 
 
-def _top(order: lines.Order, taken: Mapping[int, int]) -> PriorityClass | None:
-    """Return the highest class that still has READY batches."""
-    return next((cls for cls, ready in lines.left(order, taken).items() if ready), None)
+def _by_step(
+    claims: Mapping[tuple[int, PriorityClass], Sequence[tuple[int, int, str]]],
+    waiting: Sequence[PriorityClass],
+) -> Mapping[tuple[int, bool], Sequence[tuple[int, int, str]]]:
+    """Return what was claimed by the step that it travels at, and whether it is of HIGH."""
+    by_step: dict[tuple[int, bool], list[tuple[int, int, str]]] = defaultdict(list)
+    for (step, cls), sent in claims.items():
+        by_step[travel_step(step, cls, waiting), cls is PriorityClass.HIGH] += sent
+    return by_step
+
+
+def _waiting(order: lines.Order, taken: Mapping[int, int]) -> list[PriorityClass]:
+    """Return the classes that still have READY batches, the highest first."""
+    return sorted(cls for cls, ready in lines.left(order, taken).items() if ready)
 
 
 def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:

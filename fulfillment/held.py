@@ -6,7 +6,7 @@ rings for its replica. A ring that is lost costs the rest of that second.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
@@ -39,12 +39,26 @@ class Held:
     def __init__(self) -> None:
         self._rung: set[str] = set()
         self._counted_at: datetime | None = None
+        self._messages: dict[int, int] = {}
+        """By batch; of those that came back until the next count."""
+        self._sent = 0
         self._clear()
 
     @property
     def total(self) -> int:
         """Batches that are out."""
         return self._batches.total()
+
+    @property
+    def messages(self) -> int:
+        """Messages that this leader has sent and of which some batch is out still."""
+        out = (leases.keys() & self._messages.keys() for leases in self._leases.values())
+        return len({self._messages[batch_id] for batch_ids in out for batch_id in batch_ids})
+
+    def send(self, batch_ids: Collection[int]) -> None:
+        """Say that batches left in one message."""
+        self._sent += 1
+        self._messages.update(dict.fromkeys(batch_ids, self._sent))
 
     def of(self, version_id: int) -> int:
         """Return the batches of a rater version that are out."""
@@ -128,6 +142,8 @@ class Held:
         for replica, priority, best_effort, version_id, calls, batch_ids in rows:
             lease = Lease(priority_class(priority, best_effort=best_effort), version_id, calls)
             self.add(replica, dict.fromkeys(map(int, batch_ids.split(",")), lease))
+        out = {batch_id for leases in self._leases.values() for batch_id in leases}
+        self._messages = {b: message for b, message in self._messages.items() if b in out}
         self._counted_at = now
 
     def _clear(self) -> None:

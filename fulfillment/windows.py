@@ -107,8 +107,26 @@ class Room:
         """Return how many calls a batch of so many items can make at once."""
         return 1 if self.calls_a_batch == 1 else items
 
+    @property
+    def most_urgent(self) -> PriorityClass | None:
+        """The highest class of which anything is out."""
+        held = [self._held.calls(replica.key) for replica in self._replicas]
+        return min((cls for calls in held for cls, n in calls.items() if n), default=None)
+
+    @property
+    def can_wait(self) -> bool:
+        """Say whether all replicas have work enough for now (`quota.can_wait`).
+
+        What waits for an external model waits there for nothing else.
+        """
+        loads = self._loads(PriorityClass.HIGH)
+        return not self._windows and bool(loads) and quota.can_wait(loads)
+
     def grants(self, cls: PriorityClass, wanted: Sequence[int]) -> list[quota.Grant]:
         """Grant replica and calls to batches of a class, which want so many calls at once each."""
+        return quota.grant(self._loads(cls), wanted)
+
+    def _loads(self, cls: PriorityClass) -> list[quota.ReplicaLoad]:
         loads = []
         for replica in self._replicas:
             by_class = self._held.calls(replica.key)
@@ -124,13 +142,15 @@ class Room:
                 free = replica.window - total - kept
             else:
                 free = traffic.room(window, by_class, cls, now=self._now)
-            if free > 0:
-                loads.append(
-                    quota.ReplicaLoad(
-                        key=replica.key, version=replica.version, window=total + free, held=total
-                    )
+            loads.append(
+                quota.ReplicaLoad(
+                    key=replica.key,
+                    version=replica.version,
+                    window=total + max(free, 0),
+                    held=total,
                 )
-        return quota.grant(loads, wanted)
+            )
+        return loads
 
     def take(self, cls: PriorityClass, granted: Mapping[int, quota.Grant]) -> None:
         """Count batches that were just sent, for all raters."""

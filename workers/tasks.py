@@ -26,6 +26,7 @@ from fulfillment import prepared
 from fulfillment.clock import database_now
 from fulfillment.models import ExecutorBoot
 from fulfillment.policy.priority import CELERY_STEPS
+from fulfillment.policy.quota import BATCHES_A_THREAD
 from models_admin.directory import directory
 from workers.autoraters import available
 from workers.rating_generator import RatingGenerator
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 BOOT_ID = uuid.uuid4()
 """Leases belong to this run of this process."""
-BATCHES_A_SLOT = 16
 HEARTBEAT_S = 3.0
 QUEUE = "ratings"
 
@@ -103,7 +103,7 @@ def start_heartbeat(sender: Any, **_: Any) -> None:
     gc.set_threshold(10_000, 10, 10)
     prepared.allow_everywhere()
     _generator()
-    heartbeat = _Heartbeat(slots=sender.controller.concurrency * BATCHES_A_SLOT)
+    heartbeat = _Heartbeat(slots=sender.controller.concurrency * BATCHES_A_THREAD)
     # Before the first message is looked at: a boot that nobody knows is taken for dead.
     heartbeat.beat()
     connection.close()

@@ -6,6 +6,7 @@ sends is claimed together, as the dispatcher does it: of equal ratings the highe
 flight and goes to the emptiest replica, and what finds no place is READY again.
 """
 
+from collections.abc import Collection
 from operator import itemgetter
 from typing import Final
 
@@ -19,7 +20,7 @@ from fulfillment.policy.priority import (
     PriorityClass,
     celery_priority,
     least_score,
-    raised_step,
+    travel_step,
 )
 
 SCORES: Final = {
@@ -59,11 +60,10 @@ class KeptWorld(World):
         )
         return True
 
-    def claim(self, top: PriorityClass | None = None) -> bool:
+    def claim(self, waiting: Collection[PriorityClass] = ()) -> bool:
         """Claim what was sent since the last time; say whether some of it found no place.
 
-        `top` is the highest class that waits still: what goes before it goes by the priority of
-        that class.
+        `waiting` are the classes that still wait, which tell by which priority it goes.
         """
         claimed = sorted(self._claimed, key=itemgetter(0))
         self._claimed = []
@@ -76,7 +76,7 @@ class KeptWorld(World):
                 self._dirty[each.job.rater] = None
                 self._end_if_done(each.job)
             elif self.room(each.job.rater, cls):
-                self._taking.append(self._put(each, ids, cls, top))
+                self._taking.append(self._put(each, ids, cls, waiting))
             else:
                 self._cut_archive.put_back(each, ids)
                 is_short = True
@@ -115,12 +115,10 @@ class KeptWorld(World):
         return self.pool.window - replica.held - kept
 
     def _put(
-        self, each: Cut, ids: list[int], cls: PriorityClass, top: PriorityClass | None
+        self, each: Cut, ids: list[int], cls: PriorityClass, waiting: Collection[PriorityClass]
     ) -> Replica:
         job = each.job
-        step = celery_priority(SCORES[cls])
-        if top is not None and cls > top:
-            step = raised_step(step, top)
+        step = travel_step(celery_priority(SCORES[cls]), cls, waiting)
         batch = CutBatch(
             job=job,
             ids=ids,

@@ -63,6 +63,8 @@ class Line:
     """Owners over their share."""
     charges: Mapping[int, float]
     """What a batch of a workflow counts for, in requests."""
+    scales: Mapping[int, float]
+    """What a request counts for in a workflow's score."""
     ready: Mapping[int, int]
     """READY batches by workflow."""
     owner_ready: Mapping[str, int]
@@ -103,8 +105,13 @@ def line_up(
         dues = [] if cls is PriorityClass.BEST_EFFORT else _dues(of_class, over)
         if any(load.ready_batches for load in of_class):
             pressed = pressure.pressed(dues, above, requests_per_s=pace, now=now)
-            scored = tuple(sorted(_scored(of_class, now, usage.recent, over, weights)))
-            order[cls] = _line(of_class, scored, pressed, over)
+            scales = {
+                load.workflow_id: slack(load, now) / weights.get(load.owner, 1.0)
+                for load in of_class
+                if load.ready_batches
+            }
+            scored = tuple(sorted(_scored(of_class, usage.recent, over, scales)))
+            order[cls] = _line(of_class, scored, scales, pressed, over)
         above += dues
     return order
 
@@ -128,6 +135,7 @@ def slack(load: Load, now: datetime) -> float:
 def _line(
     loads: Sequence[Load],
     scored: tuple[Scored, ...],
+    scales: Mapping[int, float],
     pressed: frozenset[int],
     over: Mapping[str, OverShare],
 ) -> Line:
@@ -147,6 +155,7 @@ def _line(
         by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
         pressed=tuple(entry for entry in scored if entry[2] in pressed) if pressed else (),
         over={owner: over[owner] for owner in owner_ready if owner in over},
+        scales=scales,
         charges={load.workflow_id: load.batch_size * load.cost for load in loads},
         ready=ready,
         owner_ready=owner_ready,
@@ -158,10 +167,9 @@ def _line(
 
 def _scored(
     loads: Sequence[Load],
-    now: datetime,
     recent: Mapping[str, float],
     over: Mapping[str, OverShare],
-    weights: Mapping[str, float],
+    scales: Mapping[int, float],
 ) -> Iterator[Scored]:
     work: dict[str, float] = {}
     for load in sorted(loads, key=attrgetter("open_requests", "workflow_id")):
@@ -170,7 +178,7 @@ def _scored(
             work[owner] = fairness.RECENT_WEIGHT * recent.get(owner, 0.0)
         work[owner] += load.open_requests
         if load.ready_batches:
-            score = work[owner] / weights.get(owner, 1.0) * slack(load, now)
+            score = work[owner] * scales[load.workflow_id]
             yield owner in over, score, load.workflow_id, owner
 
 

@@ -9,7 +9,8 @@ Three rules, one inside the other:
    left to others for want of work it gets up to four back, one before each full credit.
 2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
    those open up to and including it and those served within minutes, over the owner's weight,
-   times the share of its time that is left. While a deadline presses (`pressure`), three dispatches
+   times the share of its time that is left; it grows with each batch of its owner's that leaves.
+   While a deadline presses (`pressure`), three dispatches
    in four go to what is due by it. Owners over their share (`fairness`) stand behind all others.
 3. *Owner.* One dispatch in twenty of a class is a turn: it goes to the owner served longest ago.
 
@@ -26,6 +27,7 @@ Weakness: shortest first means that large workflows of a class end late when mor
 done; commitments decide which of them are given up, so that not all are late.
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,18 +176,24 @@ class _Served:
         self._line = line
         self._taken = {w: min(n, line.ready[w]) for w, n in taken.items() if w in line.ready}
         self._passed: dict[str | None, int] = {}
-        """Entries that are used up, at the head of an owner's workflows, or (None) of all."""
+        """Entries that are used up, at the head of an owner's workflows, or (None) of all, where
+        those of owners that were served are passed, too."""
         self._pressed = 0
         """Entries that are used up at the head of those that press."""
         self._owner_taken: dict[str, int] = {}
+        self._served: dict[str, float] = {}
+        """What each owner was served since the line was made, in requests."""
         for workflow_id, n in self._taken.items():
             owner = line.owners[workflow_id]
             self._owner_taken[owner] = self._owner_taken.get(owner, 0) + n
+            self._serve(owner, n * line.charges[workflow_id])
         self.ready = line.total - sum(self._taken.values())
         self.queue = OrderedDict.fromkeys(queue)
         self.count = count
         self.charges: dict[str, float] = {}
-        """What each owner was served, in requests."""
+        """The same, of what this decision serves."""
+        self._risen: list[tuple[Scored, float]] = []
+        """Heap of the smallest of each owner that was served, risen by what it was served then."""
         self._is_lined_up = False
 
     def serve(self) -> int:
@@ -198,8 +206,10 @@ class _Served:
         self._taken[workflow_id] = self._taken.get(workflow_id, 0) + 1
         self._owner_taken[owner] = self._owner_taken.get(owner, 0) + 1
         self.charges[owner] = self.charges.get(owner, 0.0) + self._line.charges[workflow_id]
+        self._serve(owner, self._line.charges[workflow_id])
         if self._owner_left(owner):
             self.queue.move_to_end(owner)
+            self._rise(owner)
         else:
             del self.queue[owner]
         return workflow_id
@@ -210,30 +220,60 @@ class _Served:
             return self._smallest(owner, self._line.by_owner[owner])
         if self.count % FREE_EVERY != FREE_EVERY - 1:
             pressed = self._line.pressed
-            while self._pressed < len(pressed) and self._is_used_up(pressed[self._pressed]):
+            while self._pressed < len(pressed) and not self._left(pressed[self._pressed][2]):
                 self._pressed += 1
             if self._pressed < len(pressed):
                 return pressed[self._pressed]
-        return self._smallest(None, self._line.by_score)
+        return self._smallest_of_all()
+
+    def _smallest_of_all(self) -> Scored:
+        """Return the smallest as scores are now: those who were served stand further behind."""
+        while self._risen:
+            (_, _, workflow_id, owner), charge = self._risen[0]
+            if charge == self._served[owner] and self._left(workflow_id):
+                break
+            # It was served since; as it stands now it is in the heap, too.
+            heapq.heappop(self._risen)
+        scored = self._line.by_score
+        place = self._passed.get(None, 0)
+        while place < len(scored) and (
+            scored[place][3] in self._served or not self._left(scored[place][2])
+        ):
+            place += 1
+        self._passed[None] = place
+        risen = [entry for entry, _ in self._risen[:1]]
+        return min([*risen, *scored[place : place + 1]])
+
+    def _rise(self, owner: str) -> None:
+        over, score, workflow_id, _ = self._smallest(owner, self._line.by_owner[owner])
+        served = self._served[owner]
+        score += fairness.RECENT_WEIGHT * served * self._line.scales[workflow_id]
+        heapq.heappush(self._risen, ((over, score, workflow_id, owner), served))
+
+    def _serve(self, owner: str, requests: float) -> None:
+        self._served[owner] = self._served.get(owner, 0.0) + requests
 
     def _line_up(self) -> None:
         # Only for a class that is served: the others keep their queue.
         self.queue = OrderedDict.fromkeys(
             owner for owner in (*self.queue, *self._line.newcomers) if self._owner_left(owner)
         )
+        for owner in self._served:
+            if self._owner_left(owner):
+                self._rise(owner)
         self._is_lined_up = True
 
     def _owner_left(self, owner: str) -> int:
         return self._line.owner_ready.get(owner, 0) - self._owner_taken.get(owner, 0)
 
-    def _is_used_up(self, entry: Scored) -> bool:
-        return self._taken.get(entry[2], 0) >= self._line.ready[entry[2]]
+    def _left(self, workflow_id: int) -> bool:
+        return self._taken.get(workflow_id, 0) < self._line.ready[workflow_id]
 
-    def _smallest(self, whose: str | None, scored: Sequence[Scored]) -> Scored:
-        place = self._passed.get(whose, 0)
-        while self._is_used_up(scored[place]):
+    def _smallest(self, owner: str, scored: Sequence[Scored]) -> Scored:
+        place = self._passed.get(owner, 0)
+        while not self._left(scored[place][2]):
             place += 1
-        self._passed[whose] = place
+        self._passed[owner] = place
         return scored[place]
 
 

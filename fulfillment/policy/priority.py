@@ -4,6 +4,7 @@ In our API a larger score is more urgent. kombu's Redis transport serves step 0 
 OIP serve 1 first, vLLM serves the lowest number first: the directions are hidden here.
 """
 
+from collections.abc import Collection
 from enum import IntEnum
 
 DEFAULT_SCORE = 50
@@ -56,12 +57,17 @@ def least_score(step: int) -> int:
     return -(-(9 - step) * 101 // 10)
 
 
-def raised_step(step: int, above: PriorityClass) -> int:
-    """Return the step of a batch that is served for its class's share while `above` waits.
+def travel_step(step: int, cls: PriorityClass, waiting: Collection[PriorityClass]) -> int:
+    """Return the step at which a batch travels that leaves while these classes still wait.
 
-    Its turn has come: behind the stream of the class above it would wait in Celery for ever.
+    It is its own while no other class waits. Else the dispatcher has put classes in order, which
+    Celery and the model server would undo: what was served for its share would wait behind all
+    that comes. So all that is below HIGH travels at the first step of the highest class that waits,
+    or of its own if that is higher. What is urgent goes by its own score.
     """
-    return min(step, celery_priority(_HIGHEST[above]))
+    if cls is PriorityClass.HIGH or not set(waiting) - {cls}:
+        return step
+    return min(step, celery_priority(_HIGHEST[min(cls, *waiting)]))
 
 
 def oip_priority(score: int) -> int:

@@ -8,7 +8,7 @@ Through whom it goes is decided in `quota`, which workflow fills the room in `or
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from math import sqrt
+from math import ceil, sqrt
 from typing import Final
 
 from fulfillment.policy.priority import PriorityClass
@@ -210,6 +210,13 @@ def room(
     return 1 if probes else 0
 
 
-def message_size(*, room: int, urgent: bool) -> int:
-    """Return how many batches one message carries: the message, not the rating, is what costs."""
-    return 1 if urgent else min(max(room // 4, 1), MAX_MESSAGE_BATCHES)
+def message_size(*, room: int, batches: int, urgent: bool, threads: int | None) -> int:
+    """Return how many batches one message carries: the message, not the rating, is what costs.
+
+    Nor do the messages of what leaves now take more than half of the `threads` that are left for
+    them (`quota.threads_left`).
+    """
+    if urgent:
+        return 1
+    least = 1 if threads is None else ceil(batches / max(1, threads // 2))
+    return min(max(room // 4, least, 1), MAX_MESSAGE_BATCHES)

@@ -1,9 +1,11 @@
 """The dispatcher: what a claim leases, parks, ends and sends."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
@@ -24,10 +26,12 @@ from fulfillment.models import (
 from fulfillment.policy import traffic
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
 from fulfillment.policy.priority import PriorityClass
+from fulfillment.policy.quota import BATCHES_A_THREAD
 from tests import builders
 from tests.rating_queue import (
     SCORE,
     Plans,
+    Queue,
     Replica,
     archived,
     batches,
@@ -450,6 +454,81 @@ def test_a_backlog_leaves_with_several_batches_a_message() -> None:
     # Two places of each window are kept for urgent work.
     assert [len(m.batches) for m in dispatcher.sent] == [8, 8, 8, 4]
     assert {r for m in dispatcher.sent for _, _, r in m.batches} == {"r1", "r2"}
+
+
+def end(ends: Sequence[Batch]) -> None:
+    """Finish batches that are out."""
+    taken = leases.take_over(
+        [(batch.pk, batch.fence) for batch in ends],
+        boot_id=boot(slots=0),
+        task_id=uuid4(),
+        call_limit=timedelta(seconds=60),
+    )
+    leases.finish([rated(each) for each in taken])
+
+
+def crowded() -> tuple[Queue, Sequence[Batch]]:
+    """Return a dispatcher with a message in each thread but the one that is kept, and its batches.
+
+    They are two a message, fourteen of a window of sixteen.
+    """
+    boot(slots=8 * BATCHES_A_THREAD)
+    dispatcher = queue()
+    for number in range(7):
+        submit(names(2, f"{number} "), batch_size=1)
+        dispatcher.wake_and_run()
+    out = list(Batch.objects.filter(state=BatchState.LEASED).order_by("pk"))
+    assert [len(message.batches) for message in dispatcher.take_sent()] == [2] * 7
+    return dispatcher, out
+
+
+def test_what_is_not_urgent_waits_for_a_thread_and_leaves_in_one_message() -> None:
+    dispatcher, out = crowded()
+    submit(names(9), batch_size=1)
+
+    end([out[0], out[2]])
+    assert dispatcher.wake_and_run().sent == 0
+    end([out[1]])
+    assert dispatcher.wake_and_run().sent == 3
+    assert [len(message.batches) for message in dispatcher.take_sent()] == [3]
+
+
+def test_urgent_work_waits_for_no_thread() -> None:
+    dispatcher, _ = crowded()
+    submit(names(3, "high"), batch_size=1, priority=90)
+
+    assert dispatcher.wake_and_run().sent == 2, "the places that are kept for it"
+
+
+def test_what_is_more_urgent_than_all_that_is_out_waits_for_no_thread() -> None:
+    dispatcher, out = crowded()
+    end(out[:1])
+    Workflow.objects.update(priority=10)
+    dispatcher.memory.held.forget()
+    middle = submit(names(1, "middle"), batch_size=1)
+
+    assert dispatcher.wake_and_run().sent == 1
+    assert batches(middle)[0].state == BatchState.LEASED
+
+
+def test_a_replica_with_little_work_waits_for_no_thread() -> None:
+    dispatcher, out = crowded()
+    submit(names(9), batch_size=1)
+
+    end(out[::2])
+
+    assert dispatcher.wake_and_run().sent == 7
+
+
+def test_what_leaves_for_its_share_is_one_message_with_those_above_it() -> None:
+    boot(slots=100)
+    submit(names(40), batch_size=1)
+    submit(names(40, "low"), batch_size=1, priority=10)
+    dispatcher = queue()
+
+    dispatcher.run()
+
+    assert {message.priority for message in dispatcher.sent} == {3}
 
 
 def test_urgent_batches_leave_one_a_message() -> None:

@@ -158,7 +158,7 @@ def test_the_day_has_all_that_may_happen(day: Sequence[Event]) -> None:
         (commitments, "OLD_MARGIN", 0.3),
         (commitments, "OWNER_SHARE", 1.0),
         (quota, "KEPT_FOR_HIGH", 0),
-        (kept, "raised_step", lambda step, above: step),
+        (kept, "travel_step", lambda step, cls, waiting: step),
     ],
 )
 def test_the_day_would_tell_if_a_rule_were_another(

@@ -12,7 +12,7 @@ from fulfillment.policy.priority import (
     least_score,
     oip_priority,
     priority_class,
-    raised_step,
+    travel_step,
     vllm_priority,
 )
 
@@ -102,9 +102,26 @@ def test_the_least_score_of_a_step_has_that_step_and_none_below_it(step: int) ->
 @pytest.mark.parametrize(
     ("above", "step"), [(PriorityClass.HIGH, 0), (PriorityClass.MIDDLE, 3), (PriorityClass.LOW, 6)]
 )
-def test_a_batch_that_is_raised_goes_with_the_first_of_the_class_above(
+def test_what_leaves_before_a_class_above_travels_at_the_first_step_of_that_class(
     above: PriorityClass, step: int
 ) -> None:
-    assert raised_step(9, above) == step
+    waiting = [above, PriorityClass.BEST_EFFORT]
+
+    assert travel_step(9, PriorityClass.BEST_EFFORT, waiting) == step
     assert priority_class(least_score(step)) <= above
-    assert raised_step(0, above) == 0
+
+
+def test_what_leaves_while_a_class_below_waits_travels_at_the_first_step_of_its_own() -> None:
+    assert travel_step(5, PriorityClass.MIDDLE, [PriorityClass.LOW]) == 3
+    assert travel_step(5, PriorityClass.MIDDLE, [PriorityClass.MIDDLE, PriorityClass.LOW]) == 3
+
+
+@pytest.mark.parametrize("waiting", [[], [PriorityClass.MIDDLE]])
+def test_while_no_other_class_waits_each_goes_by_its_own_score(
+    waiting: list[PriorityClass],
+) -> None:
+    assert travel_step(5, PriorityClass.MIDDLE, waiting) == 5
+
+
+def test_what_is_urgent_goes_by_its_own_score() -> None:
+    assert travel_step(2, PriorityClass.HIGH, list(PriorityClass)) == 2

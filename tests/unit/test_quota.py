@@ -8,11 +8,13 @@ from fulfillment.policy.quota import (
     Bucket,
     Grant,
     ReplicaLoad,
+    can_wait,
     fill,
     grant,
     kept_for_high,
     slots_for,
     spend,
+    threads_left,
 )
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -201,3 +203,28 @@ def test_a_clock_set_back_does_not_drain_a_bucket() -> None:
 def test_places_are_kept_for_high_as_far_as_it_has_none() -> None:
     assert [kept_for_high(window, held=0) for window in (4, 8, 16, 40)] == [0, 1, 2, 2]
     assert [kept_for_high(16, held=held) for held in (1, 2, 9)] == [1, 0, 0]
+
+
+# Threads of executors
+
+
+@pytest.mark.parametrize(
+    ("threads", "messages", "left"),
+    [(7, 9, None), (8, 0, 7), (8, 7, 0), (15, 3, 11), (16, 3, 11), (16, 14, 0), (16, 20, 0)],
+)
+def test_two_threads_of_sixteen_are_kept_for_urgent_messages(
+    threads: int, messages: int, left: int | None
+) -> None:
+    assert threads_left(messages, threads * 16) == left
+
+
+@pytest.mark.parametrize(
+    ("window", "held", "waits"),
+    [(16, 8, True), (16, 7, False), (2, 2, True), (3, 2, True), (2, 1, False), (1, 1, False)],
+)
+def test_a_replica_can_wait_while_it_has_half_of_its_window(
+    window: int, held: int, waits: bool
+) -> None:
+    full = replica("full", window=4, held=4)
+
+    assert can_wait([full, replica("a", window=window, held=held)]) is waits

@@ -462,4 +462,10 @@ def test_what_cools_is_forgotten() -> None:
     ],
 )
 def test_messages_grow_with_the_room_unless_urgent(free: int, urgent: bool, size: int) -> None:
-    assert message_size(room=free, urgent=urgent) == size
+    assert message_size(room=free, batches=free, urgent=urgent, threads=None) == size
+
+
+@pytest.mark.parametrize(("threads", "size"), [(0, 8), (1, 8), (3, 8), (4, 4), (9, 2), (100, 2)])
+def test_messages_grow_where_few_threads_are_left(threads: int, size: int) -> None:
+    assert message_size(room=8, batches=8, urgent=False, threads=threads) == size
+    assert message_size(room=8, batches=2, urgent=True, threads=threads) == 1

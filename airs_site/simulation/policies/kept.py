@@ -81,7 +81,7 @@ class KeptAirs(Airs):
 
         classes = [cls for cls, room in left.items() if room]
         self._ordered.serve(rater, max(left.values()), send, classes)
-        return world.claim(min(self._ready(rater), default=None))
+        return world.claim(self._ready(rater))
 
     def changed(self, job: Job) -> None:
         """Order anew; forget a job that has ended."""
