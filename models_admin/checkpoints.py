@@ -1,36 +1,40 @@
-"""Which checkpoints may be served, and the digest that names their weights.
+"""Which checkpoints may be served, what is wrong with their files, and the version they will have.
 
 Three forms: `pkg:<package>/<path>` (shipped by an installed package), `<path>` under
 AIRS_CHECKPOINT_ROOT, `tiny:<seed>` (random weights, for trials). A path is judged by its text
 first, then with all links resolved; what leads out of the root gets one answer, whether or not
 something is there. The model server applies the same rules when it opens the files.
+
+What the files have to be, and the rule of versions, is the loader's business: a plug-in that is
+found by its entry point and looks at headers only, without JAX.
 """
 
-import hashlib
 import importlib.util
 import os
 import re
 import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from models_admin.errors import CheckpointRefused
 
-WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
-FILES = (WEIGHTS, TOKENIZER, "config.json")
-"""Without these no server starts."""
+LOADERS: Final = "airs.loaders"
+"""The group of entry points; workers.model_server, which is not imported here, has the same."""
+DEFAULT_LOADER: Final = "bert_encoder"
 
-REVISION: Final = "bert1"
-NUMBERS: Final = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}
-"""As in workers.model_server (encoder, serving), which is not imported; a test compares them."""
+WEIGHTS: Final = "model.safetensors"
+_OTHER_WEIGHTS: Final = ("model.safetensors.index.json", "model.msgpack")
+FILES: Final = (WEIGHTS, "tokenizer.json", "config.json")
+"""Without these no server starts; the weights may be shards with an index, or Flax's msgpack."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _TINY = re.compile(r"tiny:\d{1,9}")
 _UNPICKLED = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 _LONGEST_CHARACTERS = 1_024
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,31 +45,107 @@ class Checkpoint:
     """What the model server is given."""
     folder: Path | None
     """Where its files lie; None for random weights."""
+    boundary: Path | None = None
+    """What they may not leave."""
 
 
-def find(argument: str, *, root: Path) -> Checkpoint:
-    """Return the checkpoint that `argument` names; raises CheckpointRefused."""
+class Problem(Protocol):
+    """Why a loader refuses files."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+
+
+class Loader(Protocol):
+    """What is asked of a loader here (`workers.model_server.loader.Loader`)."""
+
+    def problem(self, folder: Path, boundary: Path) -> Problem | None:
+        """Return why a folder cannot be served, if it cannot."""
+
+    def folder_version(
+        self,
+        folder: Path | None,
+        boundary: Path | None,
+        *,
+        seed: str,
+        platform: str,
+        dtype: str,
+        lengths: Sequence[int],
+    ) -> str:
+        """Return the version that a server will report; raises an exception that is a Problem."""
+
+
+def loaders() -> tuple[str, ...]:
+    """Return the names of the installed loaders, the default one first."""
+    names = entry_points(group=LOADERS).names
+    return tuple(sorted(names, key=lambda name: (name != DEFAULT_LOADER, name)))
+
+
+def find(argument: str, *, root: Path, loader: str | None = None) -> Checkpoint:
+    """Return the checkpoint that `argument` names; raises CheckpointRefused.
+
+    Given a loader, its files' headers and config are looked at, too: milliseconds, whatever their
+    size.
+    """
     try:
-        return _find(argument, root)
+        found = _find(argument, root)
     except OSError as error:
         raise _unreadable(error) from error
+    if loader is not None:
+        problem = None
+        architecture = _loader(loader)
+        if found.folder is not None and found.boundary is not None:
+            problem = architecture.problem(found.folder, found.boundary)
+        if problem is not None:
+            raise CheckpointRefused(problem.detail, code=problem.code)
+    return found
 
 
-def version(checkpoint: Checkpoint, *, device: str) -> str:
+def version(
+    checkpoint: Checkpoint,
+    *,
+    device: str,
+    loader: str = DEFAULT_LOADER,
+    serving: Mapping[str, Any] | None = None,
+) -> str:
     """Return the version that a server on such a device (cpu, gpu, tpu) will report.
 
-    The first digits of the SHA-256 of weights and tokenizer, the architecture's revision and the
-    number format: all that moves a score. What a server reports wins, should they differ.
+    Digests of the files that decide a score, the architecture's revision, the number format, and
+    the longest sequence where it is not the usual one: all that moves a score. Of `serving`, that
+    is `dtype` and `lengths`. What a server reports wins, should they differ.
     """
-    rest = f"{REVISION}-{NUMBERS[device]}"
-    if checkpoint.folder is None:
-        return f"{checkpoint.argument.replace(':', '-')}-{rest}"
+    options = serving or {}
+    architecture = _loader(loader)
     try:
-        weights = _sha256(checkpoint.folder / WEIGHTS)
-        tokenizer = _sha256(checkpoint.folder / TOKENIZER)
+        return architecture.folder_version(
+            checkpoint.folder,
+            checkpoint.boundary,
+            seed=checkpoint.argument.removeprefix("tiny:"),
+            platform=device,
+            dtype=options.get("dtype", "auto"),
+            lengths=options.get("lengths", ()),
+        )
     except OSError as error:
         raise _unreadable(error) from error
-    return f"{weights[:16]}-{tokenizer[:8]}-{rest}"
+    except Exception as error:
+        # A loader's refusal is of a class that cannot be imported here: known by what it tells.
+        code, detail = getattr(error, "code", None), getattr(error, "detail", None)
+        if not isinstance(code, str) or not isinstance(detail, str):
+            raise
+        raise CheckpointRefused(detail, code=code) from error
+
+
+def _loader(name: str) -> Loader:
+    found = entry_points(group=LOADERS, name=name)
+    if not found:
+        known = ", ".join(loaders()) or "none: `pip install -e .`"
+        raise CheckpointRefused(
+            f"no loader {name!r} is installed, only {known}", code="unknown_loader"
+        )
+    loader: Loader = next(iter(found)).load()()
+    return loader
 
 
 def _find(argument: str, root: Path) -> Checkpoint:
@@ -76,7 +156,7 @@ def _find(argument: str, root: Path) -> Checkpoint:
         names = _names(inside) if inside else []
         # Refused by its text before anything is looked up; looking up a top-level name runs no
         # code of the package.
-        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        spec = _spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise CheckpointRefused(
                 "no installed package of this name", code="package_not_installed"
@@ -84,12 +164,19 @@ def _find(argument: str, root: Path) -> Checkpoint:
         boundary = Path(next(iter(spec.submodule_search_locations))).resolve()
         argument = "/".join([f"pkg:{package}", *names])
     else:
-        boundary = root.resolve()
         names = _names(argument.removeprefix(f"{root}/"))
+        boundary = root.resolve()
         argument = "/".join(names)
     folder = _inside(boundary.joinpath(*names), boundary)
-    _check_weights(folder, boundary)
-    return Checkpoint(argument=argument, folder=folder)
+    _check_files(folder, boundary)
+    return Checkpoint(argument=argument, folder=folder, boundary=boundary)
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package) if package.isidentifier() else None
+    except ValueError:  # of `__main__`, which is no package
+        return None
 
 
 def _names(path: str) -> list[str]:
@@ -106,12 +193,14 @@ def _inside(path: Path, boundary: Path) -> Path:
     return resolved
 
 
-def _check_weights(folder: Path, boundary: Path) -> None:
+def _check_files(folder: Path, boundary: Path) -> None:
     if not folder.is_dir():
         raise CheckpointRefused("no such folder under the root", code="checkpoint_not_found")
     for name in FILES:
-        path = _inside(folder / name, boundary)
-        if not path.exists():
+        places = (name, *_OTHER_WEIGHTS) if name == WEIGHTS else (name,)
+        paths = [_inside(folder / place, boundary) for place in places]
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
             raise _missing(folder, name)
         if not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointRefused(f"{name} is not a regular file", code="not_a_regular_file")
@@ -137,14 +226,3 @@ def _not_allowed() -> CheckpointRefused:
         "and no leading dot",
         code="path_not_allowed",
     )
-
-
-def _sha256(path: Path) -> str:
-    hasher = hashlib.sha256()
-    # O_NONBLOCK: should the file have become a FIFO since the check, opening it must not hang.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise CheckpointRefused(f"{path.name} is not a regular file", code="not_a_regular_file")
-        while chunk := file.read(_CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()

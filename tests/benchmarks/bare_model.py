@@ -77,7 +77,8 @@ def main() -> None:
             pairs = pairs_of(json.loads(line))
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             by_step: dict[int, list[tuple[int, ...]]] = {}
-            for tokens in model.reader.read([*{text for pair in pairs for text in pair}]):
+            texts = [*{text for pair in pairs for text in pair}]
+            for tokens in model.read({"query": texts, "text": texts}).once:
                 by_step.setdefault(step_for(len(tokens.ids), shaping.steps), []).append(tokens.ids)
             batches = [
                 (sequences[i : i + shaping.rows(step)], step)

@@ -186,7 +186,7 @@ def bare_process() -> None:
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             texts = [*{query for query, _ in pairs}, *(text for _, text in pairs)]
             by_step: dict[int, list[tuple[int, ...]]] = {}
-            for tokens in model.reader.read(texts):
+            for tokens in model.read({"query": texts, "text": texts}).once:
                 by_step.setdefault(step_for(len(tokens.ids), shaping.steps), []).append(tokens.ids)
             batches = [
                 (sequences[i : i + shaping.rows(step)], step)

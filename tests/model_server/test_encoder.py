@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import strategies as st
 from tests.model_server.conftest import REAL_SHA256
 from tests.model_server.derive_vectors import DIMENSIONS_KEPT, VECTORS
 from workers.model_server import device
+from workers.model_server.bert.sizes import SIZES
 from workers.model_server.device import LoadedModel, WarmupStopped
-from workers.model_server.reader import Ids
+from workers.model_server.reader import Ids, Tokens
 from workers.model_server.scheduler import step_for
 
+WIDTH = SIZES["tiny"].width
 EXPECTED = json.loads(VECTORS.read_text(encoding="utf-8"))
 
 
@@ -22,24 +25,28 @@ def alone(model: LoadedModel, ids: Ids) -> np.ndarray:
     return vector
 
 
+def sequences(model: LoadedModel, texts: Sequence[str]) -> Sequence[Tokens]:
+    return model.read({"query": texts, "text": texts}).once
+
+
 def test_the_expected_vectors_are_about_these_weights() -> None:
     assert EXPECTED["sha256"].startswith(REAL_SHA256)
 
 
 def test_real_weights_count_tokens_as_the_independent_tokenizer(real: LoadedModel) -> None:
-    assert [tokens.count for tokens in real.reader.read(EXPECTED["texts"])] == EXPECTED["tokens"]
+    assert [tokens.count for tokens in sequences(real, EXPECTED["texts"])] == EXPECTED["tokens"]
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_real_weights_give_the_independent_implementations_vectors(
     real: LoadedModel, padded: bool
 ) -> None:
-    sequences = [tokens.ids for tokens in real.reader.read(EXPECTED["texts"])]
+    found = [tokens.ids for tokens in sequences(real, EXPECTED["texts"])]
 
     if padded:
-        vectors = real.device.embed(sequences, real.max_tokens)
+        vectors = real.device.embed(found, real.max_tokens)
     else:
-        vectors = np.stack([alone(real, ids) for ids in sequences])
+        vectors = np.stack([alone(real, ids) for ids in found])
 
     assert np.abs(vectors[:, :DIMENSIONS_KEPT] - EXPECTED["head"]).max() <= 1e-5
     assert np.abs(np.abs(vectors).sum(1) - EXPECTED["l1"]).max() <= 1e-4  # a sum over 384
@@ -55,7 +62,7 @@ def test_real_weights_give_the_independent_implementations_vectors(
 def test_a_vector_does_not_depend_on_its_batch(tiny: LoadedModel, sequences: list[Ids]) -> None:
     together = tiny.device.embed(sequences, tiny.max_tokens)
 
-    assert together.shape == (len(sequences), tiny.width)
+    assert together.shape == (len(sequences), WIDTH)
     assert together.dtype == np.float32
     for vector, ids in zip(together, sequences, strict=True):
         assert np.abs(vector - alone(tiny, ids)).max() <= 1e-5
@@ -84,7 +91,7 @@ def test_every_served_shape_is_compiled_beforehand(tiny: LoadedModel) -> None:
     assert tiny.serving.shaping.steps == (32, 64)
     for step in tiny.serving.shaping.steps:
         for rows in range(1, tiny.serving.shaping.rows(step) + 1):
-            assert tiny.device.embed([(2, 3)] * rows, step).shape == (rows, tiny.width)
+            assert tiny.device.embed([(2, 3)] * rows, step).shape == (rows, WIDTH)
 
 
 def test_warming_up_can_be_stopped() -> None:

@@ -16,6 +16,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from models_admin import checkpoints
 from tests.model_server.conftest import REAL, REAL_LENGTHS, REAL_SHA256
 from tests.model_server.derive_vectors import VECTORS
 
@@ -128,7 +129,11 @@ def test_ready_says_where_and_what(served: dict[str, Any]) -> None:
     assert served["model_version"] == "tiny-7-bert1-float32"
     assert ready[0] == model[0] == version[0] == 200
     assert model[1]["versions"] == ["tiny-7-bert1-float32"]
-    assert model[1]["parameters"] == {"size": "tiny", "max_tokens": 64}
+    assert model[1]["parameters"] == {
+        "loader": "bert_encoder",
+        "size": "tiny",
+        "max_tokens": 64,
+    }
 
 
 def test_a_score_does_not_depend_on_the_rows_beside_it(served: dict[str, Any]) -> None:
@@ -222,17 +227,83 @@ def test_it_ends_with_its_parent(compilations: Path) -> None:
     assert json.loads(log.splitlines()[-1])["event"] == "drained"
 
 
-def test_a_checkpoint_that_cannot_be_served_ends_it() -> None:
-    with running(command("--checkpoint-root", ROOT / "tests", checkpoint="../workers")) as server:
-        _, log = server.process.communicate(timeout=LIMIT_S)
+def finished(argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
-    assert server.process.returncode == 1
-    assert "path_not_allowed" in json.loads(log.splitlines()[-1])["reason"]
+
+def last_line(log: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(log.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_checkpoint_that_cannot_be_served_ends_it(check: bool) -> None:
+    options = ["--checkpoint-root", ROOT / "tests", *["--check"] * check]
+
+    ended = finished(command(*options, checkpoint="../workers"))
+
+    line = last_line(ended.stderr)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert (line["event"], line["code"]) == ("model not loaded", "path_not_allowed")
+    assert line["reason"] == f"{line['code']}: {line['detail']}"
+    assert "leaves" in line["detail"]
+
+
+@pytest.mark.parametrize(
+    ("options", "version"),
+    [
+        ((), "tiny-7-bert1-float32"),
+        (("--dtype", "bf16", "--lengths", 8, 32), "tiny-7-bert1-bfloat16-t32"),
+        (("--loader", "embedding_head"), "tiny-7-bert1.head1-float32"),
+    ],
+)
+def test_a_check_loads_and_computes_a_row_and_tells_the_version_to_be(
+    compilations: Path, options: tuple[object, ...], version: str
+) -> None:
+    ended = finished(command("--check", "--cache-dir", compilations, *options))
+
+    (line,) = ended.stdout.splitlines()
+    checked = json.loads(line)
+    named = dict(zip(options[::2], options[1::2], strict=False))
+    assert ended.returncode == 0
+    assert (checked["event"], checked["version"]) == ("checked", version)
+    assert checked["loader"] == named.get("--loader", "bert_encoder")
+    assert checked["seconds"] > 0
+    # Model management computes the same without JAX (I6).
+    serving = {"dtype": named.get("--dtype", "auto"), "lengths": options[3:]}
+    computed = checkpoints.version(
+        checkpoints.find("tiny:7", root=ROOT),
+        device="cpu",
+        loader=checked["loader"],
+        serving=serving,
+    )
+    assert computed == version
+
+
+def test_a_check_of_a_wrong_loader_names_those_that_are_there() -> None:
+    ended = finished(command("--check", "--loader", "no_such"))
+
+    line = last_line(ended.stderr)
+    assert (ended.returncode, line["code"]) == (1, "unknown_loader")
+    assert "bert_encoder, decoder_score, embedding_head" in line["detail"]
+
+
+def test_a_served_decoder_answers_with_its_outputs(compilations: Path) -> None:
+    options = ("--cache-dir", compilations, "--loader", "decoder_score", "--lengths", 32)
+
+    with running(command(*options)) as server:
+        url = server.ready()["url"]
+        together = scores(url, [PAIRS])[0]
+        alone = [row for (row,) in scores(url, [[pair] for pair in PAIRS])]
+
+    assert np.abs(np.subtract(together, alone)).max() <= 1e-5
+    assert all(0 < score < 1 for score in together)
+    assert np.ptp(together) > 1e-3
 
 
 def test_a_queue_of_headroom_only_is_a_wrong_command() -> None:
-    with running(command("--max-queue", 10, "--headroom", 10)) as server:
-        _, said = server.process.communicate(timeout=LIMIT_S)
+    ended = finished(command("--max-queue", 10, "--headroom", 10))
 
-    assert server.process.returncode == 2
-    assert "--headroom must be smaller" in said
+    assert ended.returncode == 2
+    assert "--headroom must be smaller" in ended.stderr

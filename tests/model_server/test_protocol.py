@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from workers.model_server.bert.loader import BertEncoder
 from workers.model_server.protocol import (
     DEFAULT_PRIORITY,
     BadRequest,
@@ -12,6 +13,8 @@ from workers.model_server.protocol import (
     parse_infer,
     render_infer,
 )
+
+SIGNATURE = BertEncoder().signature(3)
 
 
 def tensor(name: str, data: Any, shape: Any = None, **changes: Any) -> dict[str, Any]:
@@ -24,14 +27,14 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def parse(value: Any) -> InferRequest:
-    return parse_infer(json.dumps(value).encode())
+    return parse_infer(json.dumps(value).encode(), signature=SIGNATURE)
 
 
 def test_a_plain_request_gets_the_default_outputs() -> None:
     request = parse(document())
 
-    assert request.queries == ["q", "r"]
-    assert request.texts == ["a", "b"]
+    assert request.inputs["query"] == ["q", "r"]
+    assert request.inputs["text"] == ["a", "b"]
     assert [output.name for output in request.outputs] == ["score", "tokens", "query_tokens"]
     assert not any(output.binary for output in request.outputs)
     assert (request.id, request.priority, request.timeout_s) == (None, DEFAULT_PRIORITY, None)
@@ -44,7 +47,7 @@ def test_a_plain_request_gets_the_default_outputs() -> None:
 def test_shapes_and_nested_data_mean_the_same(shape: list[int], data: Any) -> None:
     request = parse(document(inputs=[tensor("text", data, shape), tensor("query", ["q", "r"])]))
 
-    assert request.texts == ["a", "b"]
+    assert request.inputs["text"] == ["a", "b"]
 
 
 def test_id_priority_timeout_and_outputs_are_taken_over() -> None:
@@ -100,6 +103,7 @@ QUERY = tensor("query", ["q", "r"])
         (document(outputs="score"), "outputs"),
         (document(outputs=["score"]), "outputs[0]"),
         (document(outputs=[{"name": "logits"}]), "outputs[0].name"),
+        (document(outputs=[{"name": "score"}, {"name": "score"}]), "outputs[1].name"),
         (document(parameters=[]), "parameters"),
         (document(parameters={"priority": -1}), "parameters.priority"),
         (document(parameters={"priority": True}), "parameters.priority"),
@@ -118,7 +122,7 @@ def test_what_cannot_be_understood_names_the_field(value: Any, field: str) -> No
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="body: not JSON"):
-        parse_infer(body)
+        parse_infer(body, signature=SIGNATURE)
 
 
 def binary_request(texts: bytes, *, size: int | None = None) -> tuple[bytes, str]:
@@ -134,10 +138,10 @@ def packed(*strings: str) -> bytes:
 
 
 def test_raw_tensors_are_read() -> None:
-    request = parse_infer(*binary_request(packed("härte", "")))
+    request = parse_infer(*binary_request(packed("härte", "")), signature=SIGNATURE)
 
-    assert request.texts == ["härte", ""]
-    assert request.queries == ["q", "r"]
+    assert request.inputs["text"] == ["härte", ""]
+    assert request.inputs["query"] == ["q", "r"]
 
 
 @pytest.mark.parametrize(
@@ -155,15 +159,15 @@ def test_raw_tensors_that_do_not_fit_are_refused(
     texts: bytes, size: int | None, field: str
 ) -> None:
     with pytest.raises(BadRequest) as refused:
-        parse_infer(*binary_request(texts, size=size))
+        parse_infer(*binary_request(texts, size=size), signature=SIGNATURE)
 
     assert str(refused.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("length", ["99999", "-1", "x", ""])
+@pytest.mark.parametrize("length", ["99999", "-1", "x", "", "9" * 5_000])
 def test_a_wrong_header_length_is_refused(length: str) -> None:
     with pytest.raises(BadRequest, match="Inference-Header-Content-Length"):
-        parse_infer(b"{}", length)
+        parse_infer(b"{}", length, signature=SIGNATURE)
 
 
 OUTPUTS = {
@@ -175,7 +179,12 @@ OUTPUTS = {
 
 def render(**changes: Any) -> tuple[dict[str, Any], bytes]:
     body = render_infer(
-        parse(document(**changes)), OUTPUTS, model_name="m", model_version="v", max_tokens=256
+        parse(document(**changes)),
+        OUTPUTS,
+        model_name="m",
+        model_version="v",
+        parameters={"max_tokens": 256, "compute_us": 7},
+        signature=SIGNATURE,
     )
     length = body.json_length
     return json.loads(body.content[:length]), b"" if length is None else body.content[length:]
@@ -188,7 +197,7 @@ def test_an_answer_names_model_version_id_and_limit() -> None:
         "model_name": "m",
         "model_version": "v",
         "id": "call-7",
-        "parameters": {"max_tokens": 256},
+        "parameters": {"max_tokens": 256, "compute_us": 7},
         "outputs": [
             {"name": "score", "datatype": "FP32", "shape": [2, 1], "data": [0.5, -0.25]},
             {"name": "tokens", "datatype": "INT32", "shape": [2, 1], "data": [3, 300]},

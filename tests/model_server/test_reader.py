@@ -1,12 +1,12 @@
 import pytest
 
-from workers.model_server import checkpoint, reader
+from workers.model_server import arrays, reader
 from workers.model_server.reader import TextReader
 
 
 @pytest.fixture(scope="module")
 def texts() -> TextReader:
-    return TextReader(checkpoint.tiny(0).tokenizer, max_tokens=8)
+    return TextReader(arrays.character_tokenizer(), max_tokens=8)
 
 
 def test_counts_include_the_markers_and_precede_the_cut(texts: TextReader) -> None:

@@ -157,7 +157,7 @@ def test_an_answer_tells_what_was_cut() -> None:
         reply = await bench.call("q" * 50, "short", "t" * 40)
 
         data = {output["name"]: output["data"] for output in reply.body["outputs"]}
-        assert reply.body["parameters"] == {"max_tokens": 32}
+        assert reply.body["parameters"] == {"max_tokens": 32, "compute_us": 0}
         assert data["tokens"] == [7, 42]
         assert data["query_tokens"] == [52, 52]
 
@@ -393,7 +393,7 @@ def test_the_metadata_describes_what_is_served() -> None:
     async def scenario(bench: Bench) -> None:
         server, model = await bench.get("/v2"), await bench.get("/v2/models/m")
 
-        assert server.body["extensions"] == ["binary_tensor_data", "schedule_policy"]
+        assert {"binary_tensor_data", "schedule_policy"} <= set(server.body["extensions"])
         assert model.body["versions"] == ["gated-1"]
         assert [tensor["name"] for tensor in model.body["inputs"]] == ["query", "text"]
         assert model.body["outputs"] == [
@@ -415,6 +415,27 @@ async def metrics(bench: Bench) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(page.body.decode())
         for sample in family.samples
     }
+
+
+def test_nothing_is_a_ratio_of_nothing() -> None:
+    async def scenario(bench: Bench) -> None:
+        stats = (await bench.get("/v2/models/m/stats")).body
+
+        assert (stats["batch_fill"], stats["padding_waste"]) == (None, None)
+        assert (await metrics(bench))["airs_model_queue_wait_seconds_sum", ""] == 0
+
+    trial(scenario)
+
+
+def test_an_answer_tells_what_it_took() -> None:
+    async def scenario(bench: Bench) -> None:
+        call = await bench.occupy()
+        bench.clock.now += 0.25
+        bench.model.device.let()
+
+        assert (await call).body["parameters"]["compute_us"] == 250_000
+
+    trial(scenario)
 
 
 def test_metrics_and_stats_tell_the_same_account() -> None:
@@ -439,6 +460,15 @@ def test_metrics_and_stats_tell_the_same_account() -> None:
         assert after["airs_model_busy_seconds_total", ""] == stats["busy_seconds"] == 6.0
         assert after["airs_duty_cycle_ratio", ""] == stats["duty_cycle"] == pytest.approx(0.6)
         assert after["airs_model_batch_rows_count", ""] == 1.0
+        assert after["airs_model_lane_seconds_total", ""] == stats["lane_seconds"] == 6.0
+        assert stats["slot_occupancy"] == pytest.approx(0.6)
+        assert after["airs_model_full_rows_total", ""] == 4.0
+        assert stats["batch_fill"] == 0.25
+        assert after["airs_model_real_tokens_total", ""] == stats["real_tokens_total"] == 10
+        assert after["airs_model_padded_tokens_total", ""] == stats["padded_tokens_total"] == 16
+        assert stats["padding_waste"] == pytest.approx(6 / 16)
+        assert after["airs_model_queue_wait_seconds_count", ""] == 1.0
+        assert stats["queue_wait_seconds_mean"] == 0
         assert after["airs_model_queue_rows", ""] == stats["queue_rows"] == 0
         assert stats["predictions_total"] == 1
         assert stats["uptime_seconds"] == 10.0

@@ -6,7 +6,9 @@
 The log goes to stderr, one JSON object a line (`listening` names the address early). When calls
 are served, one line `READY {json}` goes to stdout. SIGTERM and SIGINT drain: accepted rows are
 finished, new ones refused, exit status 0 (1 when rows were left after --drain-seconds, or nothing
-could be loaded).
+could be loaded; then the log's last line, `model not loaded`, has a `code` and its `detail`).
+
+With --check nothing is served: the model is loaded, one row computed, one line of JSON printed.
 """
 
 import argparse
@@ -20,8 +22,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workers.model_server.process import Settings, run
+from workers.model_server.loader import DEFAULT as DEFAULT_LOADER
+from workers.model_server.process import Settings, check, run
 from workers.model_server.scheduler import Room
+from workers.model_server.serving import SHORTEST_LENGTH, Options
 
 ALLOCATOR = {
     # glibc hands XLA's large temporaries back to the kernel after every call and pays for their
@@ -49,6 +53,8 @@ def main() -> int:
     for name, value in {**QUIET, **compilation_cache(arguments.cache_dir)}.items():
         os.environ.setdefault(name, value)
     log_to_stderr()
+    if arguments.check:
+        return check(settings(arguments))
     return asyncio.run(run(settings(arguments)))
 
 
@@ -63,17 +69,32 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="pkg:<package>/<path>, a directory under --checkpoint-root, or tiny:<seed>",
     )
     add("--checkpoint-root", type=Path)
+    add("--loader", default=DEFAULT_LOADER, help="an entry point of airs.loaders; %(default)s")
     add("--sha256", help="expected digest of model.safetensors, or its beginning")
     add("--version", help="model version; default: digests of weights and tokenizer, and the type")
     add(
+        "--dtype",
+        choices=("auto", "f32", "bf16"),
+        default="auto",
+        help="of matrix products; auto: bf16 on GPU and TPU, f32 on a CPU",
+    )
+    add(
         "--lengths",
-        type=positive,
+        type=length,
         nargs="+",
+        default=(),
         metavar="TOKENS",
         help="padded lengths to compile, the last one the limit; fewer start faster and pad more",
     )
+    add(
+        "--batch-tokens",
+        type=positive,
+        help="padded tokens of a device batch on each device; default: the device's table",
+    )
+    add("--lanes", type=positive, help="batches on the devices at a time")
+    add("--cached-queries", type=natural, help="vectors of queries that are kept")
     add("--host", default="127.0.0.1")
-    add("--port", type=int, required=True, help="0 takes a free one")
+    add("--port", type=int, help="0 takes a free one; needed unless --check is given")
     add("--max-queue", type=positive, default=2048, help="rows accepted and not yet answered")
     add(
         "--headroom",
@@ -82,6 +103,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--max-body-bytes", type=positive, default=32 << 20, help="decompressed")
     add("--drain-seconds", type=float, default=30.0)
+    add("--check", action="store_true", help="load, compute one row, print a line, end")
     add("--cache-dir", type=Path, help="compiled shapes; default: $AIRS_HOME/cache/jax")
     add(
         "--exit-with-parent",
@@ -89,6 +111,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="drain when the parent's thread that started this process ends (Linux)",
     )
     arguments = parser.parse_args(argv)
+    if arguments.port is None and not arguments.check:
+        parser.error("--port is needed")
     if arguments.headroom is None:
         arguments.headroom = arguments.max_queue // 4
     if arguments.headroom >= arguments.max_queue:
@@ -104,9 +128,16 @@ def settings(arguments: argparse.Namespace) -> Settings:
         checkpoint_root=arguments.checkpoint_root,
         sha256=arguments.sha256,
         version=arguments.version,
-        lengths=None if arguments.lengths is None else tuple(arguments.lengths),
+        loader=arguments.loader,
+        options=Options(
+            dtype=arguments.dtype,
+            lengths=tuple(arguments.lengths),
+            batch_tokens=arguments.batch_tokens,
+            lanes=arguments.lanes,
+            cached_queries=arguments.cached_queries,
+        ),
         host=arguments.host,
-        port=arguments.port,
+        port=arguments.port or 0,
         room=Room(rows=arguments.max_queue, headroom=arguments.headroom),
         largest_body=arguments.max_body_bytes,
         drain_s=arguments.drain_seconds,
@@ -125,6 +156,14 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     number = int(text)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def length(text: str) -> int:
+    """A padded length that has room for a model's own tokens."""
+    number = int(text)
+    if number < SHORTEST_LENGTH:
         raise ValueError
     return number
 

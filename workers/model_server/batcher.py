@@ -5,7 +5,9 @@ many threads as the device has lanes. When a lane becomes free the scheduler for
 that arrive meanwhile are parsed and tokenised while the lanes compute.
 
 A query comes back with each of its results: equal sequences of a call or a batch are computed once,
-and query embeddings are kept (bounded). This changes no score beyond float rounding.
+and vectors of sequences that are said to come back are kept (bounded). This changes no score beyond
+float rounding. What the devices spent on a batch is shared out equally among those who asked for
+its sequences: all of a batch are padded to the same length.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ FAILURES_IN_A_ROW = 3
 
 
 class Embedder(Protocol):
-    """A device: unit vectors (sequences, width) of sequences no longer than `step`."""
+    """A device: vectors (sequences, width) of sequences no longer than `step`."""
 
     def embed(self, sequences: Sequence[Ids], step: int) -> np.ndarray: ...
 
@@ -58,6 +60,7 @@ class Call:
     finished: asyncio.Future[None]
     vectors: dict[Ids, np.ndarray] = field(default_factory=dict)
     keys: list[int] = field(default_factory=list)
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +71,16 @@ class Entry:
     ids: Ids
     call: Call
     since: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vectors:
+    """What a call gets: the vectors of its kept sequences and of the others, (rows, width) each."""
+
+    kept: np.ndarray
+    once: np.ndarray
+    compute_s: float
+    """The call's share of the devices' time, in seconds of one device."""
 
 
 class QueryCache:
@@ -93,7 +106,7 @@ class QueryCache:
 
 
 class Batcher:
-    """The queue of one device. `observe(sequences, wait_s)` hears of every batch."""
+    """The queue of one device. `observe(sequences)` hears of every batch."""
 
     def __init__(
         self,
@@ -102,9 +115,10 @@ class Batcher:
         meter: Meter,
         *,
         clock: Callable[[], float],
-        observe: Callable[[int, float], None] = lambda sequences, wait_s: None,
+        observe: Callable[[int], None] = lambda sequences: None,
     ) -> None:
         self._embedder = embedder
+        self._serving = serving
         self._shaping = serving.shaping
         self._meter = meter
         self._clock = clock
@@ -121,35 +135,39 @@ class Batcher:
 
     async def embed(
         self,
-        queries: Sequence[Tokens],
-        texts: Sequence[Tokens],
+        kept: Sequence[Tokens],
+        once: Sequence[Tokens],
         *,
         priority: int,
         deadline_at: float | None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Unit vectors (rows, width) of the queries and of the texts.
+    ) -> Vectors:
+        """The vectors of sequences that come back in other calls, and of those that do not.
 
         Raises DeadlinePassed, DeviceFailed or Closed. When the caller is cancelled, what has not
         been computed yet is dropped.
         """
         if self._closed:  # while the call's texts were being read
             raise Closed()
-        query_ids = [tokens.ids for tokens in queries]
-        text_ids = [tokens.ids for tokens in texts]
+        kept_ids = [tokens.ids for tokens in kept]
+        once_ids = [tokens.ids for tokens in once]
         call = Call(
-            wanted=frozenset(query_ids).union(text_ids),
+            wanted=frozenset(kept_ids).union(once_ids),
             finished=asyncio.get_running_loop().create_future(),
         )
-        self._enqueue(call, set(query_ids), priority=priority, deadline_at=deadline_at)
+        self._enqueue(call, set(kept_ids), priority=priority, deadline_at=deadline_at)
         self._fill_lanes()
         try:
             await call.finished
         finally:
             self._drop(call)
         vectors = call.vectors
-        for ids in set(query_ids):
+        for ids in set(kept_ids):
             self._queries.put(ids, vectors[ids])
-        return np.stack([vectors[i] for i in query_ids]), np.stack([vectors[i] for i in text_ids])
+        return Vectors(
+            kept=stacked(vectors, kept_ids),
+            once=stacked(vectors, once_ids),
+            compute_s=call.compute_s,
+        )
 
     def close(self) -> None:
         """Fail what still waits, and let the lanes' threads end."""
@@ -159,11 +177,11 @@ class Batcher:
         self._threads.shutdown(wait=False)
 
     def _enqueue(
-        self, call: Call, queries: set[Ids], *, priority: int, deadline_at: float | None
+        self, call: Call, kept: set[Ids], *, priority: int, deadline_at: float | None
     ) -> None:
         now = self._clock()
         for ids in call.wanted:
-            known = self._queries.get(ids) if ids in queries else None
+            known = self._queries.get(ids) if ids in kept else None
             if known is not None:
                 call.vectors[ids] = known
                 continue
@@ -198,19 +216,32 @@ class Batcher:
 
     def _start(self, entries: Sequence[Entry], step: int, now: float) -> None:
         sequences = list(dict.fromkeys(entry.ids for entry in entries))
-        self._observe(len(sequences), now - entries[0].since)
         self._free -= 1
-        self._meter.begin(now)
+        spent_s = self._meter.begin(now)
         running = asyncio.get_running_loop().run_in_executor(
             self._threads, self._embedder.embed, sequences, step
         )
-        running.add_done_callback(lambda done: self._finish(entries, sequences, done))
+        running.add_done_callback(lambda done: self._finish(entries, sequences, spent_s, done))
+        self._take_note(entries, sequences, step, now)  # while the lane computes
+
+    def _take_note(
+        self, entries: Sequence[Entry], sequences: Sequence[Ids], step: int, now: float
+    ) -> None:
+        self._observe(len(sequences))
+        self._meter.waits.add([now - entry.since for entry in entries])
+        self._meter.full_rows += self._shaping.rows(step)
+        self._meter.real_tokens += sum(map(len, sequences))
+        self._meter.padded_tokens += self._serving.padded_tokens(len(sequences), step)
 
     def _finish(
-        self, entries: Sequence[Entry], sequences: Sequence[Ids], done: asyncio.Future[np.ndarray]
+        self,
+        entries: Sequence[Entry],
+        sequences: Sequence[Ids],
+        spent_s: float,
+        done: asyncio.Future[np.ndarray],
     ) -> None:
         self._free += 1
-        self._meter.end(self._clock(), sequences=len(sequences))
+        cost_s = self._meter.end(self._clock(), sequences=len(sequences)) - spent_s
         self._fill_lanes()  # first, so that the lane does not wait for the answers
         error = done.exception()
         if error is None and not np.isfinite(done.result()).all():
@@ -218,7 +249,8 @@ class Batcher:
         if error is not None:
             self._give_up(entries, error)
         else:
-            self._deliver(entries, dict(zip(sequences, done.result(), strict=True)))
+            share_s = cost_s * self._shaping.devices / len(entries)
+            self._deliver(entries, dict(zip(sequences, done.result(), strict=True)), share_s)
 
     def _give_up(self, entries: Sequence[Entry], error: BaseException) -> None:
         logger.error("device failed", extra={"sequences": len(entries)}, exc_info=error)
@@ -228,9 +260,12 @@ class Batcher:
         for entry in entries:
             self._fail(entry.call, DeviceFailed(f"{type(error).__name__}: {error}"))
 
-    def _deliver(self, entries: Sequence[Entry], vectors: Mapping[Ids, np.ndarray]) -> None:
+    def _deliver(
+        self, entries: Sequence[Entry], vectors: Mapping[Ids, np.ndarray], share_s: float
+    ) -> None:
         self._failures = 0
         for entry in entries:
+            entry.call.compute_s += share_s
             entry.call.vectors[entry.ids] = vectors[entry.ids]
             self._settle(entry.call)
 
@@ -246,3 +281,8 @@ class Batcher:
     def _drop(self, call: Call) -> None:
         for key in call.keys:
             self._entries.pop(key, None)
+
+
+def stacked(vectors: Mapping[Ids, np.ndarray], rows: Sequence[Ids]) -> np.ndarray:
+    """The vectors of rows, (rows, width); of none, an empty array."""
+    return np.stack([vectors[ids] for ids in rows]) if rows else np.empty((0, 0), np.float32)

@@ -1,13 +1,18 @@
 """What `/metrics` shows, in Prometheus' text format. All labels are bounded and start at 0."""
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-from workers.model_server.meter import Meter
+from workers.model_server.meter import Meter, Waits
 
 Outcome = Literal[
     "ok",
@@ -49,11 +54,6 @@ class Metrics:
             "Sequences in a device batch",
             (1, 2, 4, 8, 16, 32, 64, 256, 1024),
         )
-        self.queue_wait = self._histogram(
-            "airs_model_queue_wait_seconds",
-            "How long a batch's first sequence had waited",
-            (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60),
-        )
         self.call_seconds = self._histogram(
             "airs_model_call_seconds",
             "Answered calls, from the whole body's arrival to the answer",
@@ -63,10 +63,9 @@ class Metrics:
             "airs_model_info", "What is served", ["model", "version"], registry=self.registry
         )
 
-    def batch(self, sequences: int, wait_s: float) -> None:
+    def batch(self, sequences: int) -> None:
         """Take note of a batch that starts."""
         self.batch_rows.observe(sequences)
-        self.queue_wait.observe(wait_s)
 
     def text(self) -> bytes:
         """The whole page."""
@@ -86,19 +85,46 @@ class Account(Collector):
         self._meter = meter
         self._clock = clock
 
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        """One counter for each total."""
-        meter = self._meter
+    def collect(self) -> Iterable[Metric]:
+        """One counter for each total, and the histogram of waits."""
+        meter, now = self._meter, self._clock()
         yield counter(
             "airs_model_busy_seconds",
             "Seconds in which the device computed",
-            meter.busy_seconds(self._clock()),
+            meter.busy_seconds(now),
+        )
+        yield counter(
+            "airs_model_lane_seconds",
+            "Seconds in which lanes computed, summed over the lanes",
+            meter.lane_seconds(now),
         )
         yield counter("airs_model_rows", "Predictions answered", meter.predictions)
         yield counter("airs_model_sequences", "Sequences encoded", meter.sequences)
         yield counter("airs_model_batches", "Device batches", meter.batches)
+        yield counter(
+            "airs_model_full_rows", "Sequences that the batches could have had", meter.full_rows
+        )
+        yield counter("airs_model_real_tokens", "Tokens of the sequences", meter.real_tokens)
+        yield counter(
+            "airs_model_padded_tokens",
+            "Tokens computed for them, padding included",
+            meter.padded_tokens,
+        )
+        yield waits("airs_model_queue_wait_seconds", meter.waits)
 
 
 def counter(name: str, text: str, value: float) -> CounterMetricFamily:
     """A counter without labels; `_total` is added to its name."""
     return CounterMetricFamily(name, text, value=value)
+
+
+def waits(name: str, found: Waits) -> HistogramMetricFamily:
+    """The histogram of queue waits."""
+    family = HistogramMetricFamily(name, "How long sequences waited for the device")
+    bounds = [*map(str, found.BOUNDS_S), "+Inf"]
+    family.add_metric(
+        [],
+        buckets=list(zip(bounds, map(float, accumulate(found.counts)), strict=True)),
+        sum_value=found.total_s,
+    )
+    return family

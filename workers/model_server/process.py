@@ -1,4 +1,7 @@
-"""The life of one model-server process: listen, load and warm, serve, drain, end."""
+"""The life of one model-server process: listen, load and warm, serve, drain, end.
+
+Or, for `--check`: load, run one row, say so, end.
+"""
 
 import asyncio
 import json
@@ -12,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from aiohttp import web
 
+from workers.model_server.files import CheckpointRefused
 from workers.model_server.scheduler import Room
 from workers.model_server.server import ModelServer
+from workers.model_server.serving import Options
 
 if TYPE_CHECKING:
     from workers.model_server.device import LoadedModel
@@ -35,7 +41,8 @@ class Settings:
     checkpoint_root: Path | None
     sha256: str | None
     version: str | None
-    lengths: tuple[int, ...] | None
+    loader: str
+    options: Options
     host: str
     port: int
     room: Room
@@ -88,12 +95,63 @@ async def load(settings: Settings, told_to_end: asyncio.Event) -> "LoadedModel |
         model = await loading
     except Exception as error:
         if not told_to_end.is_set():
-            logger.error("model not loaded", extra={"reason": str(error)}, exc_info=error)
+            log_failure(error)
         return None
     return None if told_to_end.is_set() else model
 
 
-def load_in_thread(settings: Settings, stopping: threading.Event) -> "LoadedModel":
+def check(settings: Settings) -> int:
+    """Load the model and compute one row in the smallest shape; returns the exit status.
+
+    One line of JSON on stdout says what would be served; a failure is logged as in `run`.
+    """
+    began_at = time.monotonic()
+    try:
+        model = load_in_thread(settings, threading.Event(), only_smallest=True)
+        rows = model.read({name: ["a"] for name in model.signature.inputs})
+        shortest = model.serving.shaping.steps[0]
+        # One by one, as only the smallest shape is there.
+        vectors = [
+            model.device.embed([tokens.ids], shortest) for tokens in (*rows.kept, *rows.once)
+        ]
+        outputs = model.combine(rows, vectors[0], vectors[-1])
+        unusable = [name for name, array in outputs.items() if not np.isfinite(array).all()]
+        if unusable:
+            raise ArithmeticError(f"{unusable[0]} of one row is not finite")
+    except Exception as error:
+        log_failure(error)
+        return FAILED
+    checked = {
+        "event": "checked",
+        "version": model.version,
+        "loader": model.loader,
+        "size": model.size,
+        "platform": model.platform,
+        "devices": model.serving.shaping.devices,
+        "max_tokens": model.max_tokens,
+        "seconds": round(time.monotonic() - began_at, 3),
+    }
+    sys.stdout.write(json.dumps(checked) + "\n")
+    sys.stdout.flush()
+    return SERVED
+
+
+def log_failure(error: Exception) -> None:
+    """The line that tells the host agent why there is no model: a stable code, and its text."""
+    if isinstance(error, CheckpointRefused):
+        code, detail, trace = error.code, error.detail, None
+    else:
+        code, detail, trace = "load_failed", f"{type(error).__name__}: {error}", error
+    logger.error(
+        "model not loaded",
+        extra={"code": code, "detail": detail, "reason": f"{code}: {detail}"},
+        exc_info=trace,
+    )
+
+
+def load_in_thread(
+    settings: Settings, stopping: threading.Event, *, only_smallest: bool = False
+) -> "LoadedModel":
     """Imports JAX, which takes a second, only once the server listens."""
     from workers.model_server import device
 
@@ -102,8 +160,10 @@ def load_in_thread(settings: Settings, stopping: threading.Event) -> "LoadedMode
         root=settings.checkpoint_root,
         sha256=settings.sha256,
         version=settings.version,
-        lengths=settings.lengths,
+        loader_name=settings.loader,
+        options=settings.options,
         stopping=stopping.is_set,
+        only_smallest=only_smallest,
     )
 
 

@@ -1,15 +1,17 @@
 """Open Inference Protocol v2 on the wire: bodies to values and back. No sockets, no model.
 
-Inputs are `query` and `text`, BYTES [N,1] (or [N]; `data` flat or nested). Outputs:
+Inputs and outputs are the loaded model's (`loader.Signature`): as a rule `query` and `text`, BYTES
+[N,1] (or [N]; `data` flat or nested), and
 
-    score         FP32  [N,1]  cosine of query and text, -1 to 1
+    score         FP32  [N,1]
     tokens        INT32 [N,1]  tokens of the text before it was cut to the model's `max_tokens`
     query_tokens  INT32 [N,1]  the same of the query
-    embedding     FP32  [N,D]  the text's unit vector; only when asked for by name
+    embedding     FP32  [N,D]  a vector of the model's; only when asked for by name
 
-A request that names no outputs gets all but `embedding`. A row was shortened where one of its
-counts is above `max_tokens`, which stands in every answer's `parameters` and in the metadata: two
-small integers a row tell both the fact and the original length.
+A request that names no outputs gets the signature's default ones. A row was shortened where one of
+its counts is above `max_tokens`, which stands in every answer's `parameters` and in the metadata:
+two small integers a row tell both the fact and the original length. `parameters.compute_us` is the
+answer's share of the devices' time, in microseconds of one device.
 
 Triton's binary data extension is read and written too, because Triton's own client uses it unless
 told otherwise: raw tensors follow the JSON, whose length stands in a header.
@@ -22,14 +24,19 @@ from typing import Any
 
 import numpy as np
 
+from workers.model_server.loader import Signature
+
 HEADER_LENGTH = "Inference-Header-Content-Length"
-INPUTS = ("query", "text")
-DATATYPES = {"score": "FP32", "tokens": "INT32", "query_tokens": "INT32", "embedding": "FP32"}
-DEFAULT_OUTPUTS = ("score", "tokens", "query_tokens")
 DEFAULT_PRIORITY = 51
 """What priority 0 or none stands for: the middle of 1 to 101."""
 
-EXTENSIONS = ["binary_tensor_data", "schedule_policy"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+]
 
 
 class BadRequest(Exception):
@@ -49,17 +56,19 @@ class RequestedOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferRequest:
-    """A call that can be served; `queries` and `texts` are equally long and not empty."""
+    """A call that can be served; its inputs are equally long and not empty."""
 
     id: str | None
-    queries: Sequence[str]
-    texts: Sequence[str]
+    inputs: Mapping[str, Sequence[str]]
+    rows: int
     outputs: Sequence[RequestedOutput]
     priority: int
     timeout_s: float | None
 
 
-def parse_infer(body: bytes, json_length: str | None = None) -> InferRequest:
+def parse_infer(
+    body: bytes, json_length: str | None = None, *, signature: Signature
+) -> InferRequest:
     """Read an infer request, or raise BadRequest. `json_length` is the value of HEADER_LENGTH."""
     head, raw = split_body(body, json_length)
     try:
@@ -69,18 +78,19 @@ def parse_infer(body: bytes, json_length: str | None = None) -> InferRequest:
     if not isinstance(document, dict):
         raise BadRequest("body", "not an object")
     parameters = mapping(document, "parameters", "parameters")
-    inputs = read_inputs(document.get("inputs"), raw)
+    inputs = read_inputs(document.get("inputs"), raw, signature.inputs)
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise BadRequest("id", "not a string")
-    if len(inputs["query"]) != len(inputs["text"]):
-        raise BadRequest("inputs", f"{len(inputs['query'])} queries, {len(inputs['text'])} texts")
+    rows = {name: len(strings) for name, strings in inputs.items()}
+    if len(set(rows.values())) != 1:
+        raise BadRequest("inputs", f"they differ in their numbers of rows: {rows}")
     timeout_us = natural(parameters, "timeout")
     return InferRequest(
         id=request_id,
-        queries=inputs["query"],
-        texts=inputs["text"],
-        outputs=read_outputs(document.get("outputs"), parameters),
+        inputs=inputs,
+        rows=next(iter(rows.values())),
+        outputs=read_outputs(document.get("outputs"), parameters, signature),
         priority=natural(parameters, "priority") or DEFAULT_PRIORITY,
         timeout_s=timeout_us / 1e6 if timeout_us else None,
     )
@@ -90,14 +100,16 @@ def split_body(body: bytes, json_length: str | None) -> tuple[bytes, memoryview]
     """The JSON part and the raw tensors behind it."""
     if json_length is None:
         return body, memoryview(b"")
-    if not json_length.isdecimal() or int(json_length) > len(body):
-        raise BadRequest(HEADER_LENGTH, f"{json_length!r} does not fit a body of {len(body)} bytes")
+    # A number of thousands of digits is none that Python reads.
+    if not json_length.isdecimal() or len(json_length) > 19 or int(json_length) > len(body):
+        shown = json_length[:40]
+        raise BadRequest(HEADER_LENGTH, f"{shown!r} does not fit a body of {len(body)} bytes")
     end = int(json_length)
     return body[:end], memoryview(body)[end:]
 
 
-def read_inputs(found: object, raw: memoryview) -> dict[str, list[str]]:
-    """The strings of each input, by name."""
+def read_inputs(found: object, raw: memoryview, names: Sequence[str]) -> dict[str, list[str]]:
+    """The strings of each of the model's inputs, by name."""
     if not isinstance(found, list):
         raise BadRequest("inputs", "missing, or not a list")
     values: dict[str, list[str]] = {}
@@ -105,10 +117,10 @@ def read_inputs(found: object, raw: memoryview) -> dict[str, list[str]]:
         if not isinstance(tensor, dict):
             raise BadRequest(f"inputs[{number}]", "not an object")
         name = tensor.get("name")
-        if name not in INPUTS or name in values:
+        if not isinstance(name, str) or name not in names or name in values:
             raise BadRequest(f"inputs[{number}].name", f"{name!r} is unknown or given twice")
         values[name], raw = read_input(f"inputs.{name}", tensor, raw)
-    for name in INPUTS:
+    for name in names:
         if name not in values:
             raise BadRequest(f"inputs.{name}", "missing")
     if len(raw):
@@ -179,21 +191,30 @@ def binary_strings(field: str, raw: memoryview) -> list[str]:
     return strings
 
 
-def read_outputs(found: object, parameters: Mapping[str, Any]) -> list[RequestedOutput]:
+def read_outputs(
+    found: object, parameters: Mapping[str, Any], signature: Signature
+) -> list[RequestedOutput]:
     """The outputs that are asked for, or the default ones."""
     all_binary = parameters.get("binary_data_output") is True
     if found is None:
-        return [RequestedOutput(name=name, binary=all_binary) for name in DEFAULT_OUTPUTS]
+        return [
+            RequestedOutput(name=output.name, binary=all_binary)
+            for output in signature.outputs
+            if output.default
+        ]
     if not isinstance(found, list):
         raise BadRequest("outputs", "not a list")
-    outputs = []
+    known = [output.name for output in signature.outputs]
+    outputs: list[RequestedOutput] = []
     for number, output in enumerate(found):
         field = f"outputs[{number}]"
         if not isinstance(output, dict):
             raise BadRequest(field, "not an object")
-        if output.get("name") not in DATATYPES:
-            known = ", ".join(DATATYPES)
-            raise BadRequest(f"{field}.name", f"{output.get('name')!r} is none of {known}")
+        if output.get("name") not in known:
+            names = ", ".join(known)
+            raise BadRequest(f"{field}.name", f"{output.get('name')!r} is none of {names}")
+        if any(output["name"] == other.name for other in outputs):
+            raise BadRequest(f"{field}.name", f"{output['name']!r} is given twice")
         binary = mapping(output, "parameters", f"{field}.parameters").get("binary_data", all_binary)
         outputs.append(RequestedOutput(name=output["name"], binary=binary is True))
     return outputs
@@ -233,15 +254,17 @@ def render_infer(
     *,
     model_name: str,
     model_version: str,
-    max_tokens: int,
+    parameters: Mapping[str, int],
+    signature: Signature,
 ) -> Body:
     """The answer to `request`; each array is (rows, columns)."""
+    datatypes = {output.name: output.datatype for output in signature.outputs}
     tensors, raw = [], []
     for wanted in request.outputs:
         array = np.ascontiguousarray(outputs[wanted.name])
         tensor: dict[str, Any] = {
             "name": wanted.name,
-            "datatype": DATATYPES[wanted.name],
+            "datatype": datatypes[wanted.name],
             "shape": list(array.shape),
         }
         if wanted.binary:
@@ -254,27 +277,8 @@ def render_infer(
         "model_name": model_name,
         "model_version": model_version,
         **({} if request.id is None else {"id": request.id}),
-        "parameters": {"max_tokens": max_tokens},
+        "parameters": parameters,
         "outputs": tensors,
     }
     head = json.dumps(document, allow_nan=False).encode()
     return Body(content=head + b"".join(raw), json_length=len(head) if raw else None)
-
-
-def model_metadata(
-    name: str, version: str, *, size: str, width: int, max_tokens: int
-) -> dict[str, Any]:
-    """The body of `GET /v2/models/{m}`."""
-    columns = {"embedding": width}
-    return {
-        "name": name,
-        "versions": [version],
-        "model_version": version,
-        "platform": "jax_flax",
-        "inputs": [{"name": n, "datatype": "BYTES", "shape": [-1, 1]} for n in INPUTS],
-        "outputs": [
-            {"name": n, "datatype": datatype, "shape": [-1, columns.get(n, 1)]}
-            for n, datatype in DATATYPES.items()
-        ],
-        "parameters": {"size": size, "max_tokens": max_tokens},
-    }

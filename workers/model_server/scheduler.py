@@ -31,18 +31,22 @@ class Shaping:
     """Padded lengths, ascending; the last one is the longest sequence."""
 
     batch_tokens: int
-    """Padded tokens of a device batch at most (one sequence always fits)."""
+    """Padded tokens of a batch on each device at most (one sequence always fits)."""
 
     fill_tokens: int
-    """Less urgent sequences join only up to here, where the device's rate stops growing: beyond,
-    each would delay the urgent work behind this batch and gain nothing."""
+    """Less urgent sequences join only up to here (on each device), where the rate stops growing:
+    beyond, each would delay the urgent work behind this batch and gain nothing."""
 
     floor_every: int = 10
     """The n-th batch in a row is led by the longest-waiting sequence; 0 means never."""
 
+    devices: int = 1
+    """They share the rows of a batch, all the same number: a row of padding costs like a real one.
+    """
+
     def rows(self, step: int) -> int:
         """Sequences of one step in a full batch."""
-        return max(1, self.batch_tokens // step)
+        return self.devices * max(1, self.batch_tokens // step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +113,7 @@ def _fill(lead: Waiting, live: Sequence[Waiting], shaping: Shaping) -> tuple[int
     """The lead, then others of its step in order, up to the batch's limit in tokens."""
     others = sorted((row for row in live if row.step == lead.step and row is not lead), key=_order)
     full = shaping.rows(lead.step)
-    willing = shaping.fill_tokens // lead.step
+    willing = shaping.devices * shaping.fill_tokens // lead.step
     rows = [lead.key]
     for row in others[: full - 1]:
         if row.priority > lead.priority and len(rows) >= willing:

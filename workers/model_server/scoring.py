@@ -1,16 +1,17 @@
-"""From a call's texts to its outputs: read, embed, compare."""
+"""From a call's texts to its outputs: read, embed, combine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from workers.model_server.batcher import Batcher, Embedder
+from workers.model_server.loader import Rows, Signature
 from workers.model_server.meter import Meter
 from workers.model_server.protocol import InferRequest
-from workers.model_server.reader import TextReader, Tokens
 from workers.model_server.serving import Serving
 
 
@@ -20,17 +21,30 @@ class Model(Protocol):
     @property
     def version(self) -> str: ...
     @property
-    def size(self) -> str: ...
+    def loader(self) -> str: ...
     @property
-    def width(self) -> int: ...
+    def size(self) -> str: ...
     @property
     def max_tokens(self) -> int: ...
     @property
     def serving(self) -> Serving: ...
     @property
-    def reader(self) -> TextReader: ...
+    def signature(self) -> Signature: ...
+    @property
+    def read(self) -> Callable[[Mapping[str, Sequence[str]]], Rows]: ...
+    @property
+    def combine(self) -> Callable[[Rows, np.ndarray, np.ndarray], dict[str, np.ndarray]]: ...
     @property
     def device(self) -> Embedder: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """Every output that can be asked for, each (rows, columns), and what it took."""
+
+    outputs: Mapping[str, np.ndarray]
+    compute_s: float
+    """Seconds of one device."""
 
 
 class Scorer:
@@ -42,7 +56,7 @@ class Scorer:
         meter: Meter,
         *,
         clock: Callable[[], float],
-        observe: Callable[[int, float], None],
+        observe: Callable[[int], None],
     ) -> None:
         self.model = model
         self._batcher = Batcher(model.device, model.serving, meter, clock=clock, observe=observe)
@@ -53,33 +67,19 @@ class Scorer:
         """Set when the device will not recover."""
         return self._batcher.broken
 
-    async def score(
-        self, call: InferRequest, *, deadline_at: float | None
-    ) -> dict[str, np.ndarray]:
-        """Every output that can be asked for, each (rows, columns); raises what Batcher does."""
-        rows = len(call.texts)
-        tokens = await asyncio.get_running_loop().run_in_executor(
-            self._reading, self.model.reader.read, [*call.queries, *call.texts]
+    async def score(self, call: InferRequest, *, deadline_at: float | None) -> Scored:
+        """Compute a call; raises what Batcher does."""
+        rows = await asyncio.get_running_loop().run_in_executor(
+            self._reading, self.model.read, call.inputs
         )
-        queries, texts = tokens[:rows], tokens[rows:]
-        query_vectors, text_vectors = await self._batcher.embed(
-            queries, texts, priority=call.priority, deadline_at=deadline_at
+        vectors = await self._batcher.embed(
+            rows.kept, rows.once, priority=call.priority, deadline_at=deadline_at
         )
-        cosines = np.einsum("nd,nd->n", query_vectors, text_vectors)
-        return {
-            # Rounding can leave 1.0000001, which a rater with a scale to 1 would have to refuse.
-            "score": np.clip(cosines, -1, 1)[:, None],
-            "tokens": counts(texts),
-            "query_tokens": counts(queries),
-            "embedding": text_vectors,
-        }
+        outputs = self.model.combine(rows, vectors.kept, vectors.once)
+        counts = {name: np.array(count, np.int32)[:, None] for name, count in rows.counts.items()}
+        return Scored(outputs={**outputs, **counts}, compute_s=vectors.compute_s)
 
     def close(self) -> None:
         """Fail what still waits, and let the threads end."""
         self._reading.shutdown(wait=False, cancel_futures=True)
         self._batcher.close()
-
-
-def counts(tokens: list[Tokens]) -> np.ndarray:
-    """A column of the texts' lengths in tokens."""
-    return np.array([[one.count] for one in tokens], np.int32)

@@ -5,7 +5,10 @@
     GET  /v2/models/{m}[/versions/{v}]              model metadata
     GET  /v2/models/{m}[/versions/{v}]/ready        200 or 503
     POST /v2/models/{m}[/versions/{v}]/infer        scores; see protocol.py for inputs and outputs
-    GET  /v2/models/{m}/stats                       the light account that the host agent reads
+    GET  /v2/models/{m}[/versions/{v}]/config       Triton's model configuration
+    GET  /v2/models/{m}[/versions/{v}]/stats        the light account that the host agent reads,
+                                                    with Triton's `model_stats` in it
+    POST /v2/repository/index                       the one model and its state
     GET  /metrics                                   Prometheus
 
 It listens from the first moment, so that it is `live` while the model still loads; until `ready`,
@@ -16,25 +19,30 @@ over before its turn), 500 `device_failed`.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Literal
 
-import numpy as np
 from aiohttp import web
 
-from workers.model_server import protocol
+from workers.model_server import metadata, protocol
 from workers.model_server.batcher import Closed, DeadlinePassed, DeviceFailed
+from workers.model_server.loader import Signature
 from workers.model_server.meter import Meter
 from workers.model_server.metrics import CONTENT_TYPE, Metrics, Outcome
 from workers.model_server.scheduler import Room, admit
-from workers.model_server.scoring import Model, Scorer
+from workers.model_server.scoring import Model, Scored, Scorer
+from workers.model_server.stats import account
 
 logger = logging.getLogger(__name__)
 
 WARMING_UP: tuple[Outcome, str, int] = ("warming_up", "the model is loading", 2)
-DRAINING: tuple[Outcome, str, int] = ("draining", "the server is ending", 1)
+DRAINING: tuple[Outcome, str, int] = ("draining", "the server is ending: not ready", 1)
+QUIET_S = 1.0
+LAST_CALLS_S = 3.0
+"""A draining server refuses calls until none came for the one, for the other at most."""
 PARSED_IN_PLACE_BYTES = 262_144
 """A larger body is parsed in a thread: it would stop the loop for milliseconds."""
 
@@ -55,6 +63,9 @@ class ModelServer:
         self._scorer: Scorer | None = None
         self._phase: Literal["warming_up", "ready", "draining"] = "warming_up"
         self._open_rows = 0
+        self._called_at = -QUIET_S
+        self._calls_ok = 0
+        self._calls_failed = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.app = web.Application(client_max_size=largest_body, middlewares=[json_errors])
@@ -69,7 +80,11 @@ class ModelServer:
         return self._scorer.broken
 
     async def drain(self, limit_s: float) -> bool:
-        """Refuse new calls and finish the accepted ones; False when the limit came first."""
+        """Refuse new calls and finish the accepted ones; False when the limit came first.
+
+        It lasts until nobody has called for a moment: whoever finds a connection closed under a
+        call cannot tell what became of its rows.
+        """
         self._phase = "draining"
         self._metrics.ready.set(0)
         try:
@@ -80,6 +95,10 @@ class ModelServer:
         finally:
             if self._scorer is not None:
                 self._scorer.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_CALLS_S):
+                while self._clock() - self._called_at < QUIET_S:
+                    await asyncio.sleep(QUIET_S / 4)
         return True
 
     def _routes(self) -> list[web.RouteDef]:
@@ -87,13 +106,15 @@ class ModelServer:
             web.get("/v2", self._server),
             web.get("/v2/health/live", self._live),
             web.get("/v2/health/ready", self._ready),
-            web.get("/v2/models/{model}/stats", self._stats),
+            web.post("/v2/repository/index", self._index),
             web.get("/metrics", self._metrics_page),
         ]
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
                 web.get(model, self._metadata),
                 web.get(f"{model}/ready", self._model_ready),
+                web.get(f"{model}/config", self._config),
+                web.get(f"{model}/stats", self._stats),
                 web.post(f"{model}/infer", self._infer),
             ]
         return routes
@@ -121,34 +142,52 @@ class ModelServer:
             return refusal_response(503, *WARMING_UP)
         model = self._scorer.model
         return web.json_response(
-            protocol.model_metadata(
+            metadata.model_metadata(
                 self.name,
                 model.version,
+                model.signature,
+                loader=model.loader,
                 size=model.size,
-                width=model.width,
                 max_tokens=model.max_tokens,
             )
         )
 
+    async def _config(self, request: web.Request) -> web.Response:
+        if (refusal := self._unknown(request)) is not None:
+            return refusal
+        if self._scorer is None:
+            return refusal_response(503, *WARMING_UP)
+        model = self._scorer.model
+        return web.json_response(
+            metadata.model_config(
+                self.name, model.signature, model.serving, largest_call=self._room.largest_call
+            )
+        )
+
+    async def _index(self, request: web.Request) -> web.Response:
+        ready = self._phase == "ready"
+        version = "" if self._scorer is None else self._scorer.model.version
+        entry = {
+            "name": self.name,
+            "version": version,
+            "state": "READY" if ready else "UNAVAILABLE",
+            "reason": "" if ready else self._phase,
+        }
+        return web.json_response([entry])
+
     async def _stats(self, request: web.Request) -> web.Response:
         if (refusal := self._unknown(request)) is not None:
             return refusal
-        now = self._clock()
-        return web.json_response(
-            {
-                "ready": self._phase == "ready",
-                "phase": self._phase,
-                "model_version": None if self._scorer is None else self._scorer.model.version,
-                "busy_seconds": self._meter.busy_seconds(now),
-                "uptime_seconds": self._meter.uptime_seconds(now),
-                "duty_cycle": self._meter.duty_cycle(now),
-                "queue_rows": self._open_rows,
-                "rows_total": self._meter.predictions,
-                "predictions_total": self._meter.predictions,
-                "sequences_total": self._meter.sequences,
-                "batches_total": self._meter.batches,
-            }
+        body = account(
+            self._meter,
+            self._clock(),
+            name=self.name,
+            model=None if self._scorer is None else self._scorer.model,
+            calls_ok=self._calls_ok,
+            calls_failed=self._calls_failed,
         )
+        about = {"phase": self._phase, "ready": self._phase == "ready"}
+        return web.json_response({**about, "queue_rows": self._open_rows, **body})
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -158,8 +197,14 @@ class ModelServer:
             return refusal
         try:
             body = await request.read()
-            started_at = self._clock()
-            call = await self._parse(body, request.headers.get(protocol.HEADER_LENGTH))
+            started_at = self._called_at = self._clock()
+            if self._scorer is None or self._phase != "ready":
+                return self._not_serving()
+            call = await self._parse(
+                body,
+                request.headers.get(protocol.HEADER_LENGTH),
+                self._scorer.model.signature,
+            )
         except web.HTTPRequestEntityTooLarge as error:
             return self._refuse(413, "too_large", f"the body: {error.text}")
         except protocol.BadRequest as error:
@@ -171,16 +216,17 @@ class ModelServer:
             self._metrics.call_seconds.observe(self._clock() - started_at)
         return response
 
-    async def _parse(self, body: bytes, json_length: str | None) -> protocol.InferRequest:
-        if len(body) <= PARSED_IN_PLACE_BYTES:
-            return protocol.parse_infer(body, json_length)
-        return await asyncio.to_thread(protocol.parse_infer, body, json_length)
+    async def _parse(
+        self, body: bytes, json_length: str | None, signature: Signature
+    ) -> protocol.InferRequest:
+        parse = partial(protocol.parse_infer, body, json_length, signature=signature)
+        return parse() if len(body) <= PARSED_IN_PLACE_BYTES else await asyncio.to_thread(parse)
 
     def _admit(self, call: protocol.InferRequest) -> web.Response | None:
         """A refusal, unless the call may enter the queue."""
         if self._phase != "ready":
             return self._not_serving()
-        rows = len(call.texts)
+        rows = call.rows
         if rows > self._room.largest_call:
             largest = self._room.largest_call
             return self._refuse(413, "too_large", f"inputs: {rows} rows, at most {largest} a call")
@@ -200,12 +246,13 @@ class ModelServer:
         assert self._scorer is not None
         deadline_at = None if call.timeout_s is None else started_at + call.timeout_s
         outcome: Outcome = "abandoned"  # stays so when the client goes away
-        self._take(len(call.texts))
+        self._take(call.rows)
         try:
-            outputs = await self._scorer.score(call, deadline_at=deadline_at)
-            response = await self._render(call, outputs, self._scorer.model)
+            scored = await self._scorer.score(call, deadline_at=deadline_at)
+            response = await self._render(call, scored, self._scorer.model)
             outcome = "ok"
-            self._meter.predictions += len(call.texts)
+            self._meter.predictions += call.rows
+            self._calls_ok += 1
         except DeadlinePassed as error:
             outcome = "expired"
             response = refusal_response(503, outcome, f"timeout: {error}")
@@ -217,22 +264,27 @@ class ModelServer:
             response = refusal_response(500, outcome, str(error))
         finally:
             self._metrics.calls.labels(outcome).inc()
-            self._take(-len(call.texts))
+            self._calls_failed += outcome != "ok"
+            self._take(-call.rows)
         return response
 
     async def _render(
-        self, call: protocol.InferRequest, outputs: Mapping[str, np.ndarray], model: Model
+        self, call: protocol.InferRequest, scored: Scored, model: Model
     ) -> web.Response:
         render = partial(
             protocol.render_infer,
             call,
-            outputs,
+            scored.outputs,
             model_name=self.name,
             model_version=model.version,
-            max_tokens=model.max_tokens,
+            parameters={
+                "max_tokens": model.max_tokens,
+                "compute_us": round(1e6 * scored.compute_s),
+            },
+            signature=model.signature,
         )
         # Embeddings are hundreds of numbers a row: writing them out would stop the loop.
-        vectors = any(wanted.name == "embedding" for wanted in call.outputs)
+        vectors = any(scored.outputs[wanted.name].shape[1] > 1 for wanted in call.outputs)
         body = await asyncio.to_thread(render) if vectors else render()
         if body.json_length is None:
             return web.Response(body=body.content, content_type="application/json")
@@ -268,6 +320,7 @@ class ModelServer:
         self, status: int, outcome: Outcome, detail: str, retry_after_s: int | None = None
     ) -> web.Response:
         self._metrics.calls.labels(outcome).inc()
+        self._calls_failed += 1
         return refusal_response(status, outcome, detail, retry_after_s)
 
 

@@ -1,11 +1,30 @@
 """Serving configuration: one row per kind of device, each figure with where it comes from."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from workers.model_server.scheduler import Shaping
+from workers.model_server.scheduler import Shaping, cover
 
 LENGTHS = tuple(range(32, 257, 32))
 """Sorting by length is what pays on every device; steps of 32 waste about a tenth."""
+
+SHORTEST_LENGTH = 8
+"""Below, the tokens that frame a text leave no room for it."""
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+"""Number formats of matrix products that may be asked for; `auto` is the device's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What an operator may choose instead of the table's figures; None leaves them."""
+
+    dtype: Literal["auto", "f32", "bf16"] = "auto"
+    lengths: tuple[int, ...] = ()
+    """Padded lengths to compile, the last one the limit: fewer start faster and pad more."""
+    batch_tokens: int | None = None
+    lanes: int | None = None
+    cached_queries: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,29 +37,62 @@ class Serving:
     """Batches on the device at a time."""
 
     row_counts: tuple[int, ...]
-    """Compiled batch sizes, beside the full one of each step; partial batches are put together."""
+    """Compiled batch sizes a device, beside the full one of each step; partial batches are put
+    together."""
 
     call_tokens: int
-    """Fixed cost of a device call, in tokens (see scheduler.cover)."""
+    """Fixed cost of a device call, in tokens of each device (see scheduler.cover)."""
 
     cached_queries: int = 4096
     """Query embeddings kept, 1.5 KB each: a query comes back with each of its results."""
 
     def counts(self, step: int) -> tuple[int, ...]:
-        """Row counts that are compiled for one step."""
+        """Row counts that are compiled for one step: multiples of the number of devices."""
         full = self.shaping.rows(step)
-        return tuple(sorted({n for n in self.row_counts if n < full} | {full}))
+        wished = {n * self.shaping.devices for n in self.row_counts}
+        return tuple(sorted({n for n in wished if n < full} | {full}))
+
+    def calls(self, rows: int, step: int) -> tuple[int, ...]:
+        """Row counts of the device calls that compute a batch."""
+        call_tokens = self.call_tokens * self.shaping.devices
+        return cover(rows, counts=self.counts(step), step=step, call_tokens=call_tokens)
+
+    def padded_tokens(self, rows: int, step: int) -> int:
+        """Tokens that the devices compute for a batch, padding included."""
+        return step * sum(self.calls(rows, step))
 
     def shapes(self) -> list[tuple[int, int]]:
         """All (rows, length) that are compiled, the cheapest first."""
         steps = self.shaping.steps
         return sorted(((n, s) for s in steps for n in self.counts(s)), key=lambda x: x[0] * x[1])
 
-    def limited_to(self, max_tokens: int, lengths: tuple[int, ...] | None = None) -> "Serving":
-        """The same for sequences of at most `max_tokens`, in steps of `lengths` where given."""
-        wished = sorted(lengths or self.shaping.steps)
-        steps = (*(step for step in wished if step < max_tokens), min(max_tokens, wished[-1]))
-        return replace(self, shaping=replace(self.shaping, steps=steps))
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """The (rows, length) in which one short sequence is computed."""
+        step = self.shaping.steps[0]
+        return self.calls(1, step)[0], step
+
+    def chosen(self, options: Options, *, max_tokens: int, devices: int) -> "Serving":
+        """The same for sequences of at most `max_tokens` and so many devices, as was asked for."""
+        wished = options.lengths or self.shaping.steps
+        limit = min(max_tokens, max(wished))
+        steps = (*sorted({step for step in wished if step < limit}), limit)
+        batch_tokens = options.batch_tokens or self.shaping.batch_tokens
+        return replace(
+            self,
+            dtype=DTYPES.get(options.dtype, self.dtype),
+            shaping=replace(
+                self.shaping,
+                steps=steps,
+                batch_tokens=batch_tokens,
+                fill_tokens=min(batch_tokens, self.shaping.fill_tokens),
+                devices=devices,
+            ),
+            lanes=options.lanes or self.lanes,
+            cached_queries=(
+                self.cached_queries if options.cached_queries is None else options.cached_queries
+            ),
+        )
 
 
 SERVING = {

@@ -1,49 +1,20 @@
 """A BERT sentence encoder in Flax NNX: token ids in, one unit vector a sequence out.
 
 The encoder knows nothing of text, files, HTTP or queues. `blank` gives a model whose parameters are
-still missing (`checkpoint` fills them), `embed` is the pure function that is compiled.
+still missing (`weights` fills them), `embed` is the pure function that is compiled.
 
 Post-LN BERT as published: word + position + segment embedding, then per layer self-attention and a
 GELU feed-forward, each with a residual and a layer norm; mean over the real tokens, L2 norm. Matrix
 products run in `dtype`; layer norms, softmax and pooling stay in float32 whatever it is.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-REVISION = "bert1"
-"""Part of the model version: raise it when a change here can move a score."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderSize:
-    """The numbers that fix the shapes of all parameters."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    inner: int
-    positions: int
-    segments: int = 2
-    epsilon: float = 1e-12
-
-
-SIZES = {
-    "tiny": EncoderSize(
-        vocabulary=128, width=32, layers=2, heads=4, inner=64, positions=64
-    ),  # for tests: compiles in a moment
-    "minilm-l6": EncoderSize(
-        vocabulary=30522, width=384, layers=6, heads=12, inner=1536, positions=512
-    ),
-    "minilm-l12": EncoderSize(
-        vocabulary=30522, width=384, layers=12, heads=12, inner=1536, positions=512
-    ),
-}
+from workers.model_server.bert.sizes import EncoderSize
 
 
 class Layer(nnx.Module):
