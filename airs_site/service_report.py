@@ -7,11 +7,13 @@ from typing import Any, Final
 from airs_site.service_figures import History, duty_by_model, figures_of, largest_raters
 from airs_site.simulation.published import HOUR, MINUTE, in_words, published
 from airs_site.simulation.report import as_text, table
-from fulfillment import promises, service_history, shadow
+from fulfillment import accelerator_use, promises, service_history, shadow
 from models_admin import utilisation
 
 NAME: Final = "service"
 """Where the name of a policy stands in a simulation."""
+_MOST_NAMED: Final = 20
+"""Raters and owners whose accelerator-seconds are told."""
 _INTERNAL: Final = (shadow.OWNER,)
 
 
@@ -48,6 +50,7 @@ def document(since: datetime, until: datetime) -> dict[str, Any]:
             "open": left_out.open,
         },
         "duty_by_model": duty_by_model(history.use),
+        "accelerator_seconds": _accelerators(since, until),
         "notes": found.notes,
     }
 
@@ -68,8 +71,22 @@ def text(written: Mapping[str, Any]) -> str:
     if written["duty_by_model"]:
         duties = (f"{model} {duty:.3f}" for model, duty in written["duty_by_model"].items())
         parts.append(f"duty by model: {', '.join(duties)}")
+    for by, seconds in written["accelerator_seconds"].items():
+        if seconds:
+            said = ", ".join(f"{name} {of:,.1f}" for name, of in seconds.items())
+            parts.append(f"accelerator-seconds by {by}: {said}")
     parts += [f"{name}: {reason}" for name, reason in written["notes"].items()]
     return "\n\n".join(parts)
+
+
+def _accelerators(since: datetime, until: datetime) -> dict[str, dict[str, float]]:
+    """Return the accelerator-seconds of the hours of a span, the largest first."""
+    by_rater = accelerator_use.read(since, until, by="rater", limit=_MOST_NAMED)
+    by_owner = accelerator_use.read(since, until, by="owner", limit=_MOST_NAMED)
+    return {
+        "rater": {str(use.rater): use.device_s for use in by_rater.items},
+        "owner": {str(use.owner): use.device_s for use in by_owner.items},
+    }
 
 
 def _latencies(latency_s: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[list[str]]:

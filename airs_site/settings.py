@@ -177,6 +177,8 @@ AIRS_KEEP_QUEUE_SAMPLES = _period("AIRS_KEEP_QUEUE_SAMPLES", "30d", least="1h")
 
 AIRS_KEEP_DECISIONS = _period("AIRS_KEEP_DECISIONS", "30d", least="1d")
 """Decisions of the rebalancer."""
+AIRS_KEEP_AUDIT = _period("AIRS_KEEP_AUDIT", "365d", least="1d")
+"""Who did what to models and pools."""
 
 AIRS_SHADOW_REFRESH = _share("AIRS_SHADOW_REFRESH", 0.001, most=0.01)
 """Share of archive hits that idle raters compute again, to tell how stale the archive is; 0 turns
@@ -191,6 +193,11 @@ AIRS_RATER_PLUGINS = "workers.autoraters.description.describe"
 AIRS_MODEL_DIRECTORY = "models_admin.directory.directory"
 # What models have to do arrives at model management likewise; "" where it stands alone.
 AIRS_DEMAND = "fulfillment.model_demand.demand"
+AIRS_BACKLOG = "fulfillment.model_demand.backlog"
+# So does what raters could send now; "" where it stands alone and knows its models only.
+AIRS_QUOTA_SOURCE = "fulfillment.model_quota.quota"
+# How model management calls a model for somebody who tries it.
+AIRS_MODEL_TRIAL = "workers.model_trial.ask"
 # The ciphers of secrets at rest, which both apps use and neither owns.
 AIRS_CIPHER = "airs_site.sealing.cipher"
 
@@ -294,6 +301,8 @@ SPECTACULAR_SETTINGS = {
         "WorkflowStateEnum": "fulfillment.api_schema.WORKFLOW_STATES",
         "RatingStateEnum": "fulfillment.results.STATES",
         "ModelKindEnum": "models_admin.models.ModelKind",
+        "ModelStateEnum": "models_admin.api.shapes.MODEL_STATES",
+        "ServerStateEnum": "models_admin.policy.reconcile.ServerState",
         "PoolKindEnum": "models_admin.models.PoolKind",
         "RebalancingEnum": "models_admin.models.Rebalancing",
         "ModeEnum": "fulfillment.models.Mode",
@@ -363,4 +372,6 @@ CELERY_BEAT_SCHEDULE = {
     "shadow": {"task": "fulfillment.refresh_shadows", "schedule": 60.0},
     "commitments": {"task": "fulfillment.renew_forecasts", "schedule": 60.0},
     "rebalancing": {"task": "models_admin.rebalance", "schedule": 60.0},
+    "externals": {"task": "models_admin.check_externals", "schedule": 10.0},
+    "audit": {"task": "models_admin.erase_expired", "schedule": 600.0},
 }

@@ -1,4 +1,4 @@
-"""Addresses: admin, REST, schema and health."""
+"""Addresses: admin, REST, schema, health and metrics."""
 
 from django.contrib import admin
 from django.urls import include, path
@@ -7,6 +7,7 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 from rest_framework.negotiation import DefaultContentNegotiation
 
 from airs_site import health
+from airs_site.metrics import MetricsView
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
@@ -29,6 +30,7 @@ urlpatterns = [
     ),
     path("healthz", health.live),
     path("readyz", health.ready),
+    path("metrics", MetricsView.as_view()),
 ]
 
 handler400 = "airs_site.problems.bad_request"

@@ -33,8 +33,8 @@ from fulfillment import (
     promotion,
     raters,
     staleness,
+    standings,
     tokens,
-    usage,
 )
 from fulfillment.admin_acts import ACTIONS
 from fulfillment.clock import database_now
@@ -385,11 +385,11 @@ class WorkflowAdmin(ReadOnlyAdmin):
             f"Said at {said.made_at:%Y-%m-%d %H:%M:%SZ}. {first}"
         )
 
-    @admin.display(description="its owner")
+    @admin.display(description="behind others")
     def standing(self, workflow: Workflow) -> str:
-        """Say why its owner stands behind others, where it does."""
-        told = usage.standings([workflow], database_now())
-        return told.get(workflow.pk, "Is not over its share.")
+        """Say why it waits for others, where it does."""
+        told = standings.of([workflow], database_now())
+        return told.get(workflow.pk, "It is not over its share, and no rule holds it back.")
 
     @admin.display(description="see its")
     def rows(self, workflow: Workflow) -> SafeString:

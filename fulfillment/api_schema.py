@@ -8,7 +8,7 @@ which are text, are read by `text=True` in the serializer's context.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import MAXYEAR, MINYEAR, datetime, timedelta
 from typing import Any, NoReturn
 
 from rest_framework import serializers
@@ -82,6 +82,16 @@ class SwitchField(_Typed, serializers.BooleanField):
     def to_internal_value(self, data: Any) -> bool:
         value = _WORDS.get(data) if self.is_text() else data
         return value if isinstance(value, bool) else _refuse("Must be true or false.")
+
+
+class InstantField(serializers.DateTimeField):
+    """An instant with which can be reckoned: not within a year of the first or the last."""
+
+    def to_internal_value(self, value: Any) -> datetime:
+        instant: datetime = super().to_internal_value(value)
+        if not MINYEAR < instant.year < MAXYEAR:
+            _refuse(f"Must be in the years {MINYEAR + 1} to {MAXYEAR - 1}.", "out_of_range")
+        return instant
 
 
 class TextField(serializers.CharField):
@@ -420,11 +430,14 @@ class WorkflowShape(Plain):
     )
     standing = serializers.CharField(
         allow_null=True,
-        help_text="Why its owner is served after others of its class; null where it is not.",
+        help_text="Why it waits for others: its owner is over its share, or a traffic rule holds "
+        "it back; null where it does not.",
     )
     model_calls = serializers.IntegerField()
     attempts = serializers.IntegerField()
-    accelerator_seconds = serializers.FloatField()
+    accelerator_seconds = serializers.FloatField(
+        help_text="As its servers tell; calls of a server that does not count as they took."
+    )
     created_at = serializers.DateTimeField()
     closed_at = serializers.DateTimeField(allow_null=True)
     started_at = serializers.DateTimeField(allow_null=True)

@@ -7,4 +7,9 @@ class FulfillmentConfig(AppConfig):
 
     def ready(self) -> None:
         # The admin itself looks for a module named `admin` only.
-        from fulfillment import admin_archive, admin_priorities, admin_webhooks  # noqa: F401
+        from fulfillment import (  # noqa: F401
+            admin_archive,
+            admin_priorities,
+            admin_usage,
+            admin_webhooks,
+        )

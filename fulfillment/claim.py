@@ -42,8 +42,10 @@ class Room(Protocol):
     def grants(self, cls: PriorityClass, wanted: Sequence[int]) -> list[Grant]:
         """Grant replica and calls to batches of a class, which want so many calls at once each."""
 
-    def take(self, cls: PriorityClass, granted: Mapping[int, Grant]) -> None:
-        """Count batches that were just sent, by their id."""
+    def take(
+        self, cls: PriorityClass, granted: Mapping[int, Grant], workflows: Mapping[int, int]
+    ) -> None:
+        """Count batches that were just sent, by their id; `workflows` are theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -420,7 +422,11 @@ def _name_replicas(batches: Sequence[_Claimed], facts: Mapping[int, _Facts], roo
         granted = list(zip(by_class[cls], room.grants(cls, wanted), strict=False))
         for batch, grant in granted:
             batch.replica, batch.calls = grant.replica, grant.calls
-        room.take(cls, {batch.id: grant for batch, grant in granted})
+        room.take(
+            cls,
+            {batch.id: grant for batch, grant in granted},
+            {batch.id: batch.workflow_id for batch, _ in granted},
+        )
 
 
 def _write(

@@ -35,6 +35,7 @@ class Sample:
     """Age of the oldest of its workflows with READY batches; 0 where none has."""
     worked: int
     call_seconds: float
+    device_seconds: float
     period_s: float
 
 
@@ -106,8 +107,8 @@ def learn(servers: Servers, now: datetime) -> int:
         update_conflicts=True,
         unique_fields=["rater"],
         update_fields=[
-            *("seconds_a_request", "call_seconds_a_request", "requests", "exact", "measured_at"),
-            *("read_to", "servers", "looked_at"),
+            *("seconds_a_request", "call_seconds_a_request", "device_seconds_a_request"),
+            *("requests", "exact", "measured_at", "read_to", "servers", "looked_at"),
         ],
     )
     return len(learned)
@@ -118,6 +119,7 @@ def of(row: RaterCost) -> Cost:
     return Cost(
         seconds=row.seconds_a_request,
         call_seconds=row.call_seconds_a_request,
+        device_seconds=row.device_seconds_a_request,
         requests=row.requests,
         is_exact=row.exact,
     )
@@ -156,7 +158,7 @@ def _samples(since: Mapping[str, datetime], now: datetime) -> Iterable[Sample]:
                 SELECT q.at, sum(q.ready)::bigint,
                        coalesce(max(q.oldest_s) FILTER (WHERE q.ready > 0), 0),
                        sum(q.worked)::bigint,
-                       sum(q.accelerator_seconds), max(q.period_s)
+                       sum(q.accelerator_seconds), sum(q.device_seconds), max(q.period_s)
                 FROM fulfillment_queuesample q
                 WHERE q.rater_id = r.id AND q.at >= r.since AND q.at <= %s
                 GROUP BY q.at
@@ -172,9 +174,19 @@ def _samples(since: Mapping[str, datetime], now: datetime) -> Iterable[Sample]:
                 oldest_s=oldest_s,
                 worked=worked,
                 call_seconds=call_seconds,
+                device_seconds=device_seconds,
                 period_s=period_s,
             )
-            for rater_id, at, ready, oldest_s, worked, call_seconds, period_s in cursor.fetchall()
+            for (
+                rater_id,
+                at,
+                ready,
+                oldest_s,
+                worked,
+                call_seconds,
+                device_seconds,
+                period_s,
+            ) in cursor.fetchall()
         ]
 
 
@@ -215,6 +227,7 @@ def _spans(
         span = Span(
             requests=sample.worked,
             call_seconds=sample.call_seconds,
+            device_seconds=sample.device_seconds,
             # Work that waits for one of a model's raters keeps its replicas busy for all of them.
             # Two small workflows, each seen by one sample, are no work that waited in between.
             is_full=earlier is not None
@@ -273,6 +286,7 @@ def _learned(
         rater=rater,
         seconds_a_request=cost.seconds,
         call_seconds_a_request=cost.call_seconds,
+        device_seconds_a_request=cost.device_seconds,
         requests=cost.requests,
         exact=cost.is_exact,
         measured_at=measured_at,

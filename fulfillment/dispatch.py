@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from django.db import OperationalError, connection
 
-from fulfillment import common_room, leases, prepared
+from fulfillment import common_room, leases, prepared, regulation
 from fulfillment.claim import Pass, claim
 from fulfillment.fleet import Fleet
 from fulfillment.held import Held
@@ -117,11 +117,14 @@ def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime)
 
 def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publish: Publish) -> Pass:
     """Fill all free room of all raters; return what was done."""
-    total_slots, plugins = _executors(now)
+    total_slots, plugins = executors(now)
     if not total_slots:
         return Pass()
     usages = {version_id: order.usage for version_id, order in memory.orders.items()}
     sight = memory.sight
+    rules = regulation.rules(directory, now)
+    sight.regulate(rules)
+    memory.held.regulate(rules)
     versions = sight.look(now, usages)
     if not versions:
         return Pass()
@@ -139,20 +142,23 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
     memory.slots = total_slots
     if quota.threads_left(memory.held.messages, total_slots) == 0:
-        served = [
-            version
+        # By model: whoever shares one with what leaves would lose its turns in it.
+        leaving = {
+            version.model_id
             for version in served
-            if not _can_wait(version, rooms[version.version_id], lined_up, sight)
-        ]
+            if not _can_wait(version, rooms[version.version_id], lined_up, memory)
+        }
+        served = [version for version in served if version.model_id in leaving]
+    wanted = {
+        version.version_id: min(
+            rooms[version.version_id].most,
+            _may_leave(version, rooms[version.version_id], memory),
+            _batches_allowed(version, rooms[version.version_id], memory, now),
+        )
+        for version in served
+    }
     slots = quota.slots_for(
-        {
-            version.version_id: min(
-                rooms[version.version_id].most,
-                sight.wanted(version),
-                _batches_allowed(version, rooms[version.version_id], memory, now),
-            )
-            for version in served
-        },
+        wanted,
         total_slots - memory.held.total,
         {version.version_id: memory.held.of(version.version_id) for version in served},
         total_slots,
@@ -162,7 +168,7 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
         able,
         slots,
         rooms,
-        ready=lambda version: lines.left(lined_up(version), sight.taken_of(version)),
+        ready=lambda version: _ready(version, lined_up(version), rooms[version.version_id], memory),
         held=memory.held,
         credits=memory.credits,
     )
@@ -175,17 +181,38 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
         done += passed
     if total_slots > memory.held.total and any(
         version.version_id in sight.short
-        and not sight.wanted(version)
+        and not _may_leave(version, rooms[version.version_id], memory)
         and rooms[version.version_id].batches(PriorityClass.HIGH)
         for version in served
     ):
         # There is room, and what was READY for it is used up: soon there is another reading.
         sight.ring()
         done = replace(done, full=True)
+    if done.sent and total_slots > memory.held.total and any(v.kind_of for v in served):
+        # What rules would let leave was reckoned beforehand: there may be room for more.
+        done = replace(done, full=True)
     return done
 
 
-def _executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
+def _may_leave(version: VersionLoad, room: Room, memory: Memory) -> int:
+    """Return how many READY batches of a version are left, of those that rules let leave."""
+    if not version.kind_of:
+        return memory.sight.wanted(version)
+    taken = memory.sight.taken_of(version)
+    return sum(regulation.may_leave(version, room, memory.held, taken).values())
+
+
+def _ready(
+    version: VersionLoad, order: lines.Order, room: Room, memory: Memory
+) -> Mapping[PriorityClass, int]:
+    """Return the same by class."""
+    taken = memory.sight.taken_of(version)
+    if not version.kind_of:
+        return lines.left(order, taken)
+    return regulation.may_leave(version, room, memory.held, taken)
+
+
+def executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
     """Return the slots of live executors, and the plug-in versions that they have."""
     with connection.cursor() as cursor:
         prepared.execute(
@@ -212,7 +239,7 @@ def _can_wait(
     version: VersionLoad,
     room: Room,
     lined_up: Callable[[VersionLoad], lines.Order],
-    sight: Sight,
+    memory: Memory,
 ) -> bool:
     """Say whether what is READY of a rater version may wait for a thread.
 
@@ -220,7 +247,7 @@ def _can_wait(
     """
     if not room.can_wait:
         return False
-    waiting = _waiting(lined_up(version), sight.taken_of(version))
+    waiting = _waiting(_ready(version, lined_up(version), room, memory))
     out = room.most_urgent
     return (
         bool(waiting)
@@ -273,8 +300,10 @@ def _send(
     free = {cls: room.batches(cls) for cls in order}
     if not any(free.values()):
         return Pass()
-    decision = ordering.fill(
+    decision = regulation.fill(
+        version,
         {cls: line for cls, line in order.items() if free[cls]},
+        regulation.gate(room, memory.held) if version.kind_of else None,
         room=min(share, max(free.values()), _batches_allowed(version, room, memory, now)),
         memory=replace(remembered, usage=fairness.aged(remembered.usage, now)),
         taken=sight.taken_of(version),
@@ -316,7 +345,7 @@ def _send(
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
         memory.buckets[version.rater_id] = quota.spend(bucket, passed.calls)
-    waiting = _waiting(order, sight.taken_of(version))
+    waiting = _waiting(_ready(version, order, room, memory))
     sight.give_back(version, {w: n for w, n in passed.put_back.items() if w not in elsewhere})
     left = quota.threads_left(memory.held.messages, memory.slots)
     for (step, urgent), sent in _by_step(claims, waiting).items():
@@ -344,9 +373,9 @@ def _by_step(
     return by_step
 
 
-def _waiting(order: lines.Order, taken: Mapping[int, int]) -> list[PriorityClass]:
-    """Return the classes that still have READY batches, the highest first."""
-    return sorted(cls for cls, ready in lines.left(order, taken).items() if ready)
+def _waiting(ready: Mapping[PriorityClass, int]) -> list[PriorityClass]:
+    """Return the classes that wait for room, the highest first: not what a rule holds back."""
+    return sorted(cls for cls, batches in ready.items() if batches)
 
 
 def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:

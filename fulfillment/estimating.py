@@ -110,10 +110,11 @@ def _pool(draft: Draft, servers: Servers, *, is_chat: bool) -> Pool | None:
 
 
 def _accelerator_seconds(tally: Tally, pool: Pool | None) -> float | None:
-    """Return what the workflow would count: call seconds, waits in a replica's window included."""
+    """Return what the workflow would count, None where nobody has told what a request takes."""
     if not tally.items:
         return 0.0
-    return round(tally.items * pool.cost.call_seconds_a_request, 3) if pool else None
+    a_request = pool.cost.device_seconds_a_request if pool else 0.0
+    return round(tally.items * a_request, 3) if a_request else None
 
 
 def _capacity(pool: Pool | None) -> dict[str, Any] | None:

@@ -49,6 +49,7 @@ class Fleet:
             held=self._held,
             windows=windows,
             now=self._now,
+            matched=version.matched,
         )
 
     def requests_per_s(self, version: VersionLoad, room: Room) -> float | None:

@@ -28,9 +28,23 @@ _RESULT_TIMES = """
     last_result_at = greatest(s.last_result_at, a.last_at)
 """
 _FLOW = """
-    INSERT INTO fulfillment_flow (workflow_id, ended, worked, model_calls, accelerator_seconds)
-    SELECT {workflow}, ended, worked, model_calls, accelerator_seconds FROM a
+    INSERT INTO fulfillment_flow
+        (workflow_id, ended, worked, model_calls, accelerator_seconds, device_seconds)
+    SELECT {workflow}, ended, worked, model_calls, accelerator_seconds, device_seconds FROM a
     WHERE ended > 0 OR model_calls > 0
+"""
+# After the stats of their workflows are locked, so that two folds never wait for each other.
+_USE = """
+    INSERT INTO fulfillment_acceleratoruse (hour, workflow_id, rater_id, owner, device_s, calls)
+    SELECT date_trunc('hour', g.added_at, 'UTC'), w.id, w.rater_id, w.owner,
+           sum(g.device_seconds), sum(g.model_calls)
+    FROM gone g JOIN folded f ON f.workflow_id = g.workflow_id
+    JOIN fulfillment_workflow w ON w.id = g.workflow_id
+    WHERE g.model_calls > 0 OR g.device_seconds > 0
+    GROUP BY 1, 2
+    ON CONFLICT (hour, workflow_id) DO UPDATE
+    SET device_s = fulfillment_acceleratoruse.device_s + excluded.device_s,
+        calls = fulfillment_acceleratoruse.calls + excluded.calls
 """
 
 
@@ -52,7 +66,8 @@ def fold() -> int:
             ), flow AS ({_FLOW.format(workflow="workflow_id")}), folded AS (
                 UPDATE fulfillment_workflowstats s SET {_RESULT_TIMES}, {adds} FROM a
                 WHERE s.workflow_id = a.workflow_id
-            )
+                RETURNING s.workflow_id
+            ), used AS ({_USE})
             SELECT coalesce(sum(deltas), 0) FROM a
             """
         )
@@ -69,10 +84,13 @@ def fold_one(cursor: CursorWrapper, workflow_id: int) -> Tally:
         WITH gone AS (
             DELETE FROM fulfillment_statsdelta WHERE workflow_id = %s RETURNING *
         ), a AS (SELECT {_RESULTS}, {sums} FROM gone),
-        flow AS ({_FLOW.format(workflow="%s")})
-        UPDATE fulfillment_workflowstats s SET {_RESULT_TIMES}, {adds} FROM a
-        WHERE s.workflow_id = %s
-        RETURNING s.received, s.completed, s.failed, s.timed_out, s.cancelled
+        flow AS ({_FLOW.format(workflow="%s")}),
+        folded AS (
+            UPDATE fulfillment_workflowstats s SET {_RESULT_TIMES}, {adds} FROM a
+            WHERE s.workflow_id = %s
+            RETURNING s.workflow_id, s.received, s.completed, s.failed, s.timed_out, s.cancelled
+        ), used AS ({_USE})
+        SELECT received, completed, failed, timed_out, cancelled FROM folded
         """,
         [workflow_id, workflow_id, workflow_id],
     )

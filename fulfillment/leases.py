@@ -163,6 +163,8 @@ class Finish:
     """Tries by item, this one included, where they are not the same for all of the batch."""
     calls: int = 0
     accelerator_seconds: float = 0.0
+    """Of its calls, waits included."""
+    device_seconds: float = 0.0
 
 
 def finish(finishes: Sequence[Finish]) -> list[int]:
@@ -191,6 +193,7 @@ def finish(finishes: Sequence[Finish]) -> list[int]:
             added["model_calls"] += f.calls
             added["attempts"] += 1
             added["accelerator_seconds"] += f.accelerator_seconds
+            added["device_seconds"] += f.device_seconds
         outcomes.add_progress(cursor, progress)
         outcomes.remember_failures(
             cursor,

@@ -20,7 +20,7 @@ from django.db.backends.utils import CursorWrapper
 
 from fulfillment import commitments, promises
 from fulfillment.models import ServiceRun
-from fulfillment.policy.lifecycle import DISPATCHED
+from fulfillment.policy.lifecycle import DISPATCHED, BatchState, WorkflowState
 
 UNKNOWN_S = 1.0
 """Replica-seconds that stand for the work of a workflow of which nobody knows how long it takes."""
@@ -83,6 +83,45 @@ def demand(now: datetime) -> Demand:
             if due_s:
                 found.dues.append(Due(deadline_at=deadline_at, work_s=due_s))
     return Demand(measured_at=measured_at, versions=list(versions.values()))
+
+
+def backlog(now: datetime) -> dict[tuple[str, str], int]:
+    """Return the open requests by model and version (named by the setting AIRS_BACKLOG).
+
+    Unlike `demand` it leaves nothing out: a paused rater's work waits for its version, what is over
+    its time may still be computed, and a workflow that is being received will have some.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT v.spec->>'model_id', v.spec->>'model_version', sum(o.requests)::bigint
+            FROM (
+                SELECT w.rater_version_id,
+                       greatest((w.state = %s)::int, (
+                           SELECT sum(p.received - p.completed - p.failed - p.timed_out
+                                      - p.cancelled)
+                           FROM (
+                               SELECT received, completed, failed, timed_out, cancelled
+                               FROM fulfillment_workflowstats WHERE workflow_id = w.id
+                               UNION ALL
+                               SELECT received, completed, failed, timed_out, cancelled
+                               FROM fulfillment_statsdelta WHERE workflow_id = w.id
+                           ) AS p
+                       )) AS requests
+                FROM fulfillment_workflow w WHERE w.finished_at IS NULL
+                UNION ALL
+                -- Of a workflow that has ended, tries that were started go on.
+                SELECT w.rater_version_id, 1
+                FROM fulfillment_batch b JOIN fulfillment_workflow w ON w.id = b.workflow_id
+                WHERE b.state = %s
+            ) AS o
+            JOIN fulfillment_raterversion v ON v.id = o.rater_version_id
+            WHERE o.requests > 0 AND v.spec->>'model_version' IS NOT NULL
+            GROUP BY 1, 2
+            """,
+            [int(WorkflowState.RECEIVING), int(BatchState.LEASED)],
+        )
+        return {(model_id, version): count for model_id, version, count in cursor.fetchall()}
 
 
 def _of(versions: dict[str, VersionDemand], served_by: str) -> VersionDemand:

@@ -4,15 +4,19 @@ The object named by the setting AIRS_MODEL_DIRECTORY satisfies `ModelDirectory`.
 """
 
 import logging
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
+from fulfillment.policy.limits import Rule
+
 logger = logging.getLogger(__name__)
+
+_LIMITS_BELIEVED = timedelta(seconds=1)
 
 
 class ModelDescription(Protocol):
@@ -88,6 +92,14 @@ class Arrivals(Protocol):
         """Return model and version of replicas that start; "" for a version not known yet."""
 
 
+@runtime_checkable
+class Limited(Protocol):
+    """What a directory may know beyond it, too: which traffic may have how much of the room."""
+
+    def limits(self, now: datetime) -> Sequence[Rule]:
+        """Return the rules that hold."""
+
+
 def serves(replica: Replica, model_version: str) -> bool:
     """Say whether a replica rates for raters that are pinned to a version of its model."""
     if not replica.managed:
@@ -107,6 +119,8 @@ class LastKnown:
         self._directory = directory
         self._replicas: Sequence[Replica] = ()
         self._coming: Sequence[tuple[str, str]] = ()
+        self._limits: Sequence[Rule] = ()
+        self._limited_at: datetime | None = None
         self._away = False
 
     def describe(self, model_id: str) -> ModelDescription | None:
@@ -115,18 +129,33 @@ class LastKnown:
 
     def replicas(self, now: datetime) -> Sequence[Replica]:
         """Return what can be sent to now, or could when that was last known."""
-        self._ask(now)
+        self._attempt(self._ask, now)
         return self._replicas
 
     def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
         """Return what was on its way when replicas were asked for last."""
         return self._coming
 
+    def limits(self, now: datetime) -> Sequence[Rule]:
+        """Return the rules that hold, or held within the last second or when last known."""
+        # Asked for in each pass; also where the clock was set back.
+        if self._limited_at is None or abs(now - self._limited_at) >= _LIMITS_BELIEVED:
+            self._attempt(self._ask_limits, now)
+        return self._limits
+
     def _ask(self, now: datetime) -> None:
+        self._replicas = self._directory.replicas(now)
+        if isinstance(self._directory, Arrivals):
+            self._coming = self._directory.coming(now)
+
+    def _ask_limits(self, now: datetime) -> None:
+        if isinstance(self._directory, Limited):
+            self._limits = self._directory.limits(now)
+        self._limited_at = now
+
+    def _attempt(self, ask: Callable[[datetime], None], now: datetime) -> None:
         try:
-            self._replicas = self._directory.replicas(now)
-            if isinstance(self._directory, Arrivals):
-                self._coming = self._directory.coming(now)
+            ask(now)
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:  # somebody else's code, perhaps over a network

@@ -119,7 +119,7 @@ def _document(workflow: Workflow, values: Mapping[str, Any]) -> dict[str, Any]:
         "scored": scored,
         "model_calls": get("model_calls"),
         "attempts": get("attempts"),
-        "accelerator_seconds": round(float(values.get("accelerator_seconds", 0.0)), 3),
+        "accelerator_seconds": round(float(values.get("device_seconds", 0.0)), 3),
         "retry_at": values.get("retry_at"),
         "timeline": _timeline(workflow, values),
     }

@@ -125,9 +125,9 @@ class _Work:
     def of(self, requests: float) -> dict[str, float | None]:
         """Return what so many more requests take, in batches of the rater's size."""
         batches = requests / self._rater.batch_size
-        call_s = hours = None
-        if self._cost is not None:
-            call_s = round(requests * self._cost.call_seconds_a_request, 1)
+        device_s = hours = None
+        if self._cost is not None and self._cost.device_seconds_a_request:
+            device_s = round(requests * self._cost.device_seconds_a_request, 1)
         if self._cost is not None and self.servers:
             takes = Takes(self._rater, self._cost, servers=self.servers, is_chat=self._is_chat)
             busy_s = batches * takes.batch_s(self._rater.batch_size)
@@ -135,6 +135,6 @@ class _Work:
         return {
             "requests": round(requests),
             "model_calls": round(requests if self._is_chat else batches),
-            "accelerator_seconds": call_s,
+            "accelerator_seconds": device_s,
             "pool_hours": hours,
         }

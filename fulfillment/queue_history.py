@@ -34,6 +34,7 @@ class _Ended:
     worked: int = 0
     model_calls: int = 0
     accelerator_seconds: float = 0.0
+    device_seconds: float = 0.0
 
 
 def run_once(now: datetime) -> int:
@@ -87,17 +88,27 @@ def _take_flows() -> dict[Key, _Ended]:
                 UPDATE fulfillment_flow SET sampled = true WHERE NOT sampled RETURNING *
             )
             SELECT w.rater_id, w.priority, w.best_effort, sum(t.ended), sum(t.worked),
-                   sum(t.model_calls), sum(t.accelerator_seconds)
+                   sum(t.model_calls), sum(t.accelerator_seconds), sum(t.device_seconds)
             FROM taken t JOIN fulfillment_workflow w ON w.id = t.workflow_id GROUP BY 1, 2, 3
             """
         )
-        for rater_id, priority, best_effort, count, worked, calls, seconds in cursor.fetchall():
+        for (
+            rater_id,
+            priority,
+            best_effort,
+            count,
+            worked,
+            calls,
+            seconds,
+            device_s,
+        ) in cursor.fetchall():
             key = rater_id, priority_class(priority, best_effort=best_effort)
             of = ended.setdefault(key, _Ended())
             of.ended += int(count)
             of.worked += int(worked)
             of.model_calls += int(calls)
             of.accelerator_seconds += float(seconds)
+            of.device_seconds += float(device_s)
     return ended
 
 
@@ -126,7 +137,7 @@ def read(
                    avg(waiting)::float8, avg(open_requests)::float8, max(open_requests),
                    avg(paused_requests)::float8, max(oldest_s), max(age_p50_s), max(age_p90_s),
                    max(age_p99_s), sum(ended)::float8, sum(worked)::float8,
-                   sum(model_calls)::float8, sum(accelerator_seconds)
+                   sum(model_calls)::float8, sum(device_seconds)
             FROM fulfillment_queuesample
             WHERE at >= %(since)s AND at < %(until)s
               AND (%(rater)s::text IS NULL OR rater_id = %(rater)s)

@@ -2,7 +2,7 @@
 
 from rest_framework import serializers
 
-from fulfillment.api_schema import Plain, SlugField, WholeField
+from fulfillment.api_schema import InstantField, Plain, SlugField, WholeField
 from fulfillment.policy.priority import PriorityClass
 
 CLASSES = tuple(cls.name.lower() for cls in PriorityClass)
@@ -13,8 +13,8 @@ class QueueHistoryQuery(Plain):
     """Query parameters of `GET /queue/history`."""
 
     rater = SlugField(required=False)
-    since = serializers.DateTimeField(required=False, help_text="An hour before `until`.")
-    until = serializers.DateTimeField(required=False, help_text="Now.")
+    since = InstantField(required=False, help_text="An hour before `until`.")
+    until = InstantField(required=False, help_text="Now.")
     step_s = WholeField(required=False, min_value=30, max_value=30 * 86_400)
 
 

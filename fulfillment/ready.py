@@ -22,9 +22,10 @@ from django.db import connection
 
 from fulfillment import given_up, prepared
 from fulfillment.models import Mode
-from fulfillment.policy import fairness, lines, ordering
+from fulfillment.policy import fairness, limits, lines, ordering
 from fulfillment.policy.fairness import Usage
-from fulfillment.policy.priority import priority_class
+from fulfillment.policy.limits import Matched, Rule, Traffic
+from fulfillment.policy.priority import PriorityClass, priority_class
 
 READY_LOOK = 128
 """READY batches counted a workflow: more than most passes can send of one."""
@@ -34,6 +35,9 @@ BELIEVED, BELIEVED_AFTER_RING = 4, 1
 """How long a reading of more is believed, in times of what it took."""
 LONGEST = timedelta(seconds=2)
 _NOBODY: Mapping[int, Usage] = MappingProxyType({})
+_NOT_REGULATED: "Mapping[int, Kind]" = MappingProxyType({})
+Kind = tuple[PriorityClass, Matched]
+"""The class of a workflow, and the traffic rules that it meets."""
 _NOTHING: Counter[int] = Counter()
 
 
@@ -61,6 +65,11 @@ class VersionLoad:
     usage: Usage
     order: lines.Order | None = None
     """Its lines, once they were asked for."""
+    kind_of: Mapping[int, Kind]
+    """Of each workflow, where any meets a traffic rule; else of none."""
+    kinds: Mapping[Kind, int]
+    """READY batches, where any meets a rule."""
+    _open: dict[frozenset[int], lines.Order] = field(default_factory=dict)
 
     @property
     def workflows(self) -> int:
@@ -78,6 +87,27 @@ class VersionLoad:
                 weights={row[8]: row[9] for row in self.rows if row[9] is not None},
             )
         return self.order
+
+    def without(self, closed: frozenset[int]) -> lines.Order:
+        """Return its lines, which were asked for before, without the traffic of some rules."""
+        assert self.order is not None
+        if not closed:
+            return self.order
+        if closed not in self._open:
+            held_back = {w for w, (_, met) in self.kind_of.items() if not closed.isdisjoint(met)}
+            self._open[closed] = lines.without(self.order, held_back)
+        return self._open[closed]
+
+    def matched(self, workflow_id: int) -> Matched:
+        """Return the traffic rules that a workflow meets."""
+        return self.kind_of[workflow_id][1] if workflow_id in self.kind_of else ()
+
+    def left_of_kinds(self, taken: Mapping[int, int]) -> Mapping[Kind, int]:
+        """Return the READY batches that are left of each kind; `taken` left since, by workflow."""
+        left = Counter(self.kinds)
+        for workflow_id, batches in taken.items():
+            left[self.kind_of[workflow_id]] -= batches
+        return left
 
     def ready_of(self, workflow_id: int) -> int:
         """Return the batches of a workflow in its lines."""
@@ -99,6 +129,12 @@ class Sight:
     read_at: datetime | None = None
     took: timedelta = timedelta()
     rung: bool = False
+    rules: Sequence[Rule] = ()
+
+    def regulate(self, rules: Sequence[Rule]) -> None:
+        """Go by these traffic rules; where they are others, what was read is read again."""
+        if rules != self.rules:
+            self.rules, self.read_at = rules, None
 
     def ring(self) -> None:
         """Somebody says that work has come or changed."""
@@ -132,7 +168,7 @@ class Sight:
         """
         if not self._is_believed(now):
             began_s = time.perf_counter()
-            self.versions, self.read_at, self.rung = read(now, usages), now, False
+            self.versions, self.read_at, self.rung = read(now, usages, self.rules), now, False
             self.workflows = sum(version.workflows for version in self.versions)
             self.taken.clear()
             self.short.clear()
@@ -164,8 +200,12 @@ class Sight:
         return timedelta(0) <= now - self.read_at < believed
 
 
-def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLoad]:
-    """Read what is READY, by rater version."""
+def read(
+    now: datetime, usages: Mapping[int, Usage] = _NOBODY, rules: Sequence[Rule] = ()
+) -> list[VersionLoad]:
+    """Read what is READY, by rater version, and which traffic rules it meets."""
+    # Asked for only where there are rules: of thousands of workflows it takes a while.
+    facts = ", w.trigger, w.purpose, w.public_id" if rules else ""
     with connection.cursor() as cursor:
         prepared.execute(
             cursor,
@@ -174,7 +214,7 @@ def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLo
                    c.seconds_a_request, ready.batches, w.batch_size, w.owner, o.weight, w.id,
                    w.priority, {given_up.BEST_EFFORT}, coalesce(w.round_at, w.created_at),
                    least(w.deadline_at, w.ends_at),
-                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled
+                   w.next_position - s.completed - s.failed - s.timed_out - s.cancelled{facts}
             FROM fulfillment_workflow w
             JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
             JOIN fulfillment_raterversion v ON v.id = w.rater_version_id
@@ -199,14 +239,21 @@ def read(now: datetime, usages: Mapping[int, Usage] = _NOBODY) -> list[VersionLo
     for row in rows:
         by_version[row[0]].append(row)
     return [
-        _version(of_version, now, usages.get(version_id, Usage()))
+        _version(of_version, now, usages.get(version_id, Usage()), rules)
         for version_id, of_version in by_version.items()
     ]
 
 
-def _version(rows: Sequence[Sequence[Any]], now: datetime, usage: Usage) -> VersionLoad:
+def _version(
+    rows: Sequence[Sequence[Any]], now: datetime, usage: Usage, rules: Sequence[Rule]
+) -> VersionLoad:
     version_id, rater_id, max_qps, mode, text, seconds = rows[0][:6]
     spec = _spec(text)
+    kind_of = _kinds(rows, spec["model_id"], rules) if rules else _NOT_REGULATED
+    kinds: Counter[Kind] = Counter()
+    if kind_of:
+        for row in rows:
+            kinds[kind_of[row[10]]] += row[6]
     return VersionLoad(
         version_id=version_id,
         rater_id=rater_id,
@@ -222,7 +269,29 @@ def _version(rows: Sequence[Sequence[Any]], now: datetime, usage: Usage) -> Vers
         rows=rows,
         read_at=now,
         usage=usage,
+        kind_of=kind_of,
+        kinds=kinds,
     )
+
+
+def _kinds(
+    rows: Sequence[Sequence[Any]], model_id: str, rules: Sequence[Rule]
+) -> Mapping[int, Kind]:
+    """Return the kinds of a version's workflows, none where no rule is met."""
+    kinds: dict[int, Kind] = {}
+    for row in rows:
+        cls = priority_class(row[11], best_effort=row[12])
+        traffic = Traffic(
+            rater=row[1],
+            model=model_id,
+            priority_class=cls.name.lower(),
+            owner=row[8],
+            trigger=row[16],
+            purpose=row[17],
+            workflow=row[18],
+        )
+        kinds[row[10]] = cls, limits.matched(rules, traffic)
+    return kinds if any(met for _, met in kinds.values()) else _NOT_REGULATED
 
 
 @lru_cache(maxsize=1_000)
@@ -233,7 +302,7 @@ def _spec(text: str) -> Mapping[str, Any]:
 
 def _load(row: Sequence[Any]) -> lines.Load:
     ready, batch_size, owner, _, workflow_id, priority, best_effort, since, deadline_at, open_ = (
-        row[6:]
+        row[6:16]
     )
     return lines.Load(
         workflow_id=workflow_id,

@@ -3,7 +3,8 @@
 Each span is a setting, `AIRS_KEEP_…`: finished workflows with their requests and events; payloads
 and batches, which go a day after a workflow COMPLETED and later where a retry may need them;
 idempotency records; deliveries; marks of failed items; rows of executors and services that are
-gone. Ratings go as the archive says, samples of the queue as its history does.
+gone. Ratings go as the archive says, samples of the queue as its history does; accounts of
+accelerators are kept for as long as those.
 """
 
 from datetime import datetime
@@ -49,6 +50,7 @@ def _small_things(budget: Budget, now: datetime) -> None:
         ("fulfillment_upload", "finished_at < %s", now - settings.AIRS_KEEP_IDEMPOTENCY_KEYS),
         ("fulfillment_executorboot", "heartbeat_at < %s", gone),
         ("fulfillment_servicerun", "ran_at < %s", gone),
+        ("fulfillment_acceleratoruse", "hour < %s", now - settings.AIRS_KEEP_QUEUE_SAMPLES),
         (Session._meta.db_table, "expire_date < %s", now),
     ):
         erase_rows(budget, table, condition, [at])

@@ -12,6 +12,7 @@ from fulfillment.api import (
     raters,
     ratings,
     tokens,
+    usage,
     webhooks,
     workflows,
 )
@@ -63,6 +64,7 @@ urlpatterns = [
     path("priority-rules/<str:rule_id>", priorities.PriorityRuleView.as_view()),
     path("owners", priorities.OwnersView.as_view()),
     path("owners/<path:owner>/share", priorities.OwnerShareView.as_view()),
+    path("usage", usage.UsageView.as_view()),
     path("tokens", tokens.TokensView.as_view()),
     path("tokens/<str:token_id>", tokens.TokenView.as_view()),
 ]

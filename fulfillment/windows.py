@@ -12,7 +12,7 @@ model that is overloaded. Where nothing was written for five minutes, a window o
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -20,6 +20,7 @@ from fulfillment.held import Held, Lease
 from fulfillment.model_directory import Replica
 from fulfillment.models import SendWindow
 from fulfillment.policy import quota, traffic
+from fulfillment.policy.limits import Matched
 from fulfillment.policy.ordering import MAX_CLAIMS
 from fulfillment.policy.priority import PriorityClass
 
@@ -64,6 +65,10 @@ def reason_to_adapt(replica: Replica, *, isolated: bool, now: datetime) -> str:
     return SILENT if silent else ""
 
 
+def _meets_none(workflow_id: int) -> Matched:
+    return ()
+
+
 class Room:
     """The free room of the replicas that serve one rater version."""
 
@@ -77,9 +82,13 @@ class Room:
         held: Held,
         windows: Windows,
         now: datetime,
+        matched: Callable[[int], Matched] = _meets_none,
     ) -> None:
+        """Take who serves, what is out, and which traffic rules a workflow meets."""
         self._version_id = version_id
-        self._replicas = replicas
+        self._matched = matched
+        self.replicas = replicas
+        self.isolated = isolated
         self._held = held
         self._now = now
         # A chat model takes one item a call, so that a batch is many calls.
@@ -96,8 +105,29 @@ class Room:
         """Who serves: replicas that we run, and the calls that external models may hold."""
         return sum(
             1.0 if replica.managed else self._windows[replica.key].limits[PriorityClass.HIGH]
-            for replica in self._replicas
+            for replica in self.replicas
         )
+
+    @property
+    def window(self) -> int:
+        """Batches that all its replicas may hold together: one at least, if there is any."""
+        calls = sum(
+            int(self._windows[r.key].limits[PriorityClass.HIGH])
+            if r.key in self._windows
+            else r.window
+            for r in self.replicas
+        )
+        return min(calls, max(1, calls // self.calls_a_batch))
+
+    @property
+    def calls_held(self) -> int:
+        """Calls that they hold, for whichever rater."""
+        return sum(sum(self._held.calls(replica.key).values()) for replica in self.replicas)
+
+    @property
+    def held(self) -> int:
+        """Batches that they hold, the last of them in part."""
+        return -(-self.calls_held // self.calls_a_batch)
 
     def batches(self, cls: PriorityClass) -> int:
         """Return how many whole batches of a class find room, the last of them in part."""
@@ -110,7 +140,7 @@ class Room:
     @property
     def most_urgent(self) -> PriorityClass | None:
         """The highest class of which anything is out."""
-        held = [self._held.calls(replica.key) for replica in self._replicas]
+        held = [self._held.calls(replica.key) for replica in self.replicas]
         return min((cls for calls in held for cls, n in calls.items() if n), default=None)
 
     @property
@@ -128,7 +158,7 @@ class Room:
 
     def _loads(self, cls: PriorityClass) -> list[quota.ReplicaLoad]:
         loads = []
-        for replica in self._replicas:
+        for replica in self.replicas:
             by_class = self._held.calls(replica.key)
             total = sum(by_class.values())
             window = self._windows.get(replica.key)
@@ -152,10 +182,17 @@ class Room:
             )
         return loads
 
-    def take(self, cls: PriorityClass, granted: Mapping[int, quota.Grant]) -> None:
-        """Count batches that were just sent, for all raters."""
+    def take(
+        self,
+        cls: PriorityClass,
+        granted: Mapping[int, quota.Grant],
+        workflows: Mapping[int, int],
+    ) -> None:
+        """Count batches that were just sent, for all raters; `workflows` are theirs."""
         for batch_id, grant in granted.items():
-            self._held.add(grant.replica, {batch_id: Lease(cls, self._version_id, grant.calls)})
+            met = self._matched(workflows[batch_id])
+            lease = Lease(cls, self._version_id, grant.calls, met)
+            self._held.add(grant.replica, {batch_id: lease})
 
 
 def recall(now: datetime) -> Windows:

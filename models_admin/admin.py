@@ -5,6 +5,22 @@ what happened and leaves a log entry. Secrets are written here and never shown.
 """
 
 # Each registers its pages; Django itself loads a module named `admin` only.
-from models_admin import admin_models, admin_pools, admin_samples, admin_servers
+from models_admin import (
+    admin_audit,
+    admin_externals,
+    admin_models,
+    admin_pools,
+    admin_samples,
+    admin_servers,
+    admin_traffic,
+)
 
-__all__ = ["admin_models", "admin_pools", "admin_samples", "admin_servers"]
+__all__ = [
+    "admin_audit",
+    "admin_externals",
+    "admin_models",
+    "admin_pools",
+    "admin_samples",
+    "admin_servers",
+    "admin_traffic",
+]

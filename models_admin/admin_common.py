@@ -8,18 +8,15 @@ from django.contrib import admin
 from django.db.models import Model
 from django.http import HttpRequest
 
-from models_admin import services, utilisation
+from models_admin import charts, services, utilisation
 from models_admin.clock import database_now
-from models_admin.models import ModelConfig, ModelServer
 
 if TYPE_CHECKING:
     Form = forms.ModelForm[Any]
     Admin = admin.ModelAdmin[Any]
-    Inline = admin.TabularInline[ModelServer, ModelConfig]
 else:
     Form = forms.ModelForm
     Admin = admin.ModelAdmin
-    Inline = admin.TabularInline
 
 
 def to_form(form: Form, problems: list[services.Problem]) -> None:
@@ -42,23 +39,31 @@ class BlindTextarea(forms.Textarea):
         return None
 
 
+_SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
+
+
 def duty_of(**of: str) -> str:
     """Say how busy the replicas of a model, or of a pool, were of late."""
-    spans = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
-    shares = utilisation.duty(list(spans.values()), now=database_now(), **of)
+    shares = utilisation.duty(list(_SPANS.values()), now=database_now(), **of)
     said = [
         f"{share:.1%} in the last {name}"
-        for name, share in zip(spans, shares, strict=True)
+        for name, share in zip(_SPANS, shares, strict=True)
         if share is not None
     ]
     return ", ".join(said) or "No replica lived in the last day."
+
+
+def short_duty_of(**of: str) -> str:
+    """Say how busy they were in the last hour and day, in the room that a list has."""
+    shares = utilisation.duty(list(_SPANS.values()), now=database_now(), **of)
+    return " / ".join(charts.percent(share) for share in shares)
 
 
 class ReadOnlyAdmin(Admin):
     """Rows that the host agent or the services write."""
 
     show_full_result_count = False
-    actions = None
+    actions: Any = None
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False

@@ -1,12 +1,13 @@
 """Admin pages of pools."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest
 
-from models_admin import services
-from models_admin.admin_common import Admin, Form, duty_of, to_form
+from models_admin import admin_charts, services
+from models_admin.admin_common import Admin, Form, duty_of, short_duty_of, to_form
+from models_admin.clock import database_now
 from models_admin.models import AcceleratorPool
 
 
@@ -28,13 +29,19 @@ class PoolForm(Form):
 class AcceleratorPoolAdmin(Admin):
     """Pools of devices."""
 
+    class Media:
+        css: ClassVar = {"all": ["models_admin/duty.css"]}
+
     form = PoolForm
-    list_display = ("id", "kind", "devices", "used", "agent", "rebalancing", "found", "notes")
+    change_form_template = "models_admin/pool.html"
+    list_display = (
+        *("id", "kind", "devices", "used", "late", "agent", "rebalancing", "found", "notes"),
+    )
     list_select_related = ("outlook",)
     search_fields = ("id",)
     list_filter = ("kind", "rebalancing")
 
-    @admin.display(description="used by started models")
+    @admin.display(description="used")
     def used(self, pool: AcceleratorPool) -> int:
         return services.devices_used(pool.pk)
 
@@ -51,9 +58,33 @@ class AcceleratorPoolAdmin(Admin):
     def get_fields(self, request: HttpRequest, obj: AcceleratorPool | None = None) -> Any:
         return (*PoolForm.Meta.fields, *(("found", "duty") if obj else ()))
 
+    @admin.display(description="duty 1 h / 1 d")
+    def late(self, pool: AcceleratorPool) -> str:
+        return short_duty_of(pool_id=pool.pk)
+
     @admin.display(description="duty cycle")
     def duty(self, pool: AcceleratorPool) -> str:
         return duty_of(pool_id=pool.pk)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        pool = self.get_object(request, object_id)
+        more = {} if pool is None else {"charts": admin_charts.of_pool(pool.pk, database_now())}
+        return super().change_view(request, object_id, form_url, {**more, **(extra_context or {})})
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        found = super().get_actions(request)
+        # A pool is removed on its own page, by the service, which says what stands against it.
+        found.pop("delete_selected", None)
+        return found
+
+    def delete_model(self, request: HttpRequest, obj: AcceleratorPool) -> None:
+        services.remove_pool(obj.pk, actor=request.user.get_username())
 
     def save_model(
         self, request: HttpRequest, obj: AcceleratorPool, form: Any, change: bool

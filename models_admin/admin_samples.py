@@ -61,7 +61,10 @@ class _PoolFilter(_RegisteredFilter):
 class UtilizationSampleAdmin(ReadOnlyAdmin):
     """How busy the replicas of hosted models were, a line a model each half minute."""
 
-    list_display = ("at", "model_id", "pool_id", "busy", "replicas", "busy_s", "replica_s", "agent")
+    list_display = (
+        *("at", "model_id", "pool_id", "busy", "replicas", "devices", "busy_s", "replica_s"),
+        "agent",
+    )
     list_filter = (_ModelFilter, _PoolFilter)
     date_hierarchy = "at"
     search_fields = ("model_id__exact",)

@@ -1,14 +1,57 @@
-"""Admin pages to read: replicas, also on the page of their model, and versions."""
+"""Admin pages of replicas, which a model's page shows, too, and of versions."""
 
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import DurationField, ExpressionWrapper, F, Model, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
+from django.urls import reverse
 
-from models_admin.admin_common import Inline, ReadOnlyAdmin
-from models_admin.models import ModelServer, ModelVersion
+from models_admin import services
+from models_admin.admin_acts import Act, Confirmed, action_of
+from models_admin.admin_common import ReadOnlyAdmin
+from models_admin.models import ModelConfig, ModelServer, ModelVersion
+from models_admin.policy.rollout import VersionState
+from models_admin.replicas import age_s, busy_share, restarts, shares_of_hour
+
+
+def rows_of(model: ModelConfig, now: datetime) -> list[dict[str, Any]]:
+    """Return the replicas of a model for the table on its page."""
+    of_hour = shares_of_hour(model.pk, now)
+    return [
+        {
+            "ordinal": server.ordinal,
+            "agent": server.agent,
+            "state": server.state,
+            "reason": server.reason,
+            "last_error": server.last_error,
+            "address": server.address,
+            "host": server.host,
+            "pid": server.pid,
+            "devices": ", ".join(map(str, server.devices)),
+            "log_tail": server.log_tail,
+            "version": server.version,
+            "queue_rows": server.queue_rows,
+            "failures": server.failures,
+            "restarts": restarts(server),
+            "busy": percent(busy_share(server)),
+            "busy_hour": percent(of_hour.get((server.agent, server.ordinal))),
+            "seen": "" if (age := age_s(server, now)) is None else f"{age:.0f} s ago",
+        }
+        for server in model.servers.order_by("agent", "ordinal")
+    ]
+
+
+def versions_of(model: ModelConfig) -> list[ModelVersion]:
+    """Return the versions of a model that are not over, the newest first."""
+    return list(model.versions.exclude(state=VersionState.RETIRED).order_by("-pk"))
+
+
+def percent(share: float | None) -> str:
+    """Return a share in words; "" while it is not known."""
+    return "" if share is None else f"{share:.0%}"
 
 
 class Seen:
@@ -26,30 +69,7 @@ class Seen:
     @admin.display(description="busy")
     def busy(self, server: ModelServer) -> str:
         """The share of its time, since it was ready, in which its device computed."""
-        if server.ready_at is None or server.heartbeat_at is None:
-            return ""
-        lived = (server.heartbeat_at - server.ready_at).total_seconds()
-        return f"{min(server.busy_seconds / lived, 1):.0%}" if lived > 0 else ""
-
-
-class ReplicaInline(Seen, Inline):
-    """The replicas of a model, on its page."""
-
-    model = ModelServer
-    verbose_name_plural = "Replicas"
-    extra = 0
-    can_delete = False
-    ordering = ("agent", "ordinal")
-    fields = readonly_fields = (
-        *("ordinal", "state", "reason", "busy", "queue_rows", "rows_total", "seen", "failures"),
-        *("last_error", "address", "pid"),
-    )
-
-    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
+        return percent(busy_share(server))
 
 
 @admin.register(ModelServer)
@@ -70,10 +90,37 @@ class ModelServerAdmin(Seen, ReadOnlyAdmin):
         return str(server)
 
 
-@admin.register(ModelVersion)
-class ModelVersionAdmin(ReadOnlyAdmin):
-    """Versions that were seen."""
+def _retire(version: ModelVersion, *, now: datetime, actor: str) -> ModelVersion:
+    return services.retire_version(version.model_id, version.version, now=now, actor=actor)
 
-    list_display = ("model_id", "version", "checkpoint", "first_seen_at")
+
+_RETIRE = Act(
+    name="retire",
+    title="Retire",
+    service=_retire,
+    done="Retired",
+    meaning="Replicas of this old version end, whatever work waits for it. Nothing does that work "
+    "any more: retire the rater versions that are pinned to it, too.",
+)
+
+
+@admin.register(ModelVersion)
+class ModelVersionAdmin(Confirmed, ReadOnlyAdmin):
+    """Versions, and how far their rollout is."""
+
+    acts = (_RETIRE,)
+    actions = (action_of(_RETIRE),)
+    list_display = ("model_id", "version", "state", "reason", "replicas", "checkpoint", "loader")
+    list_filter = ("state",)
     search_fields = ("model__id", "version")
     ordering = ("model_id", "-first_seen_at")
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Who may change a model may retire its versions."""
+        return request.user.has_perm("models_admin.change_modelconfig")
+
+    def now_of(self, row: ModelVersion) -> str:
+        return f"{row.state or 'seen'} {row.reason}".strip()
+
+    def back_of(self, row: ModelVersion) -> str:
+        return reverse("admin:models_admin_modelconfig_change", args=[row.model_id])

@@ -1,51 +1,67 @@
 """The host agent's pass: what is wanted against what lives, brought together.
 
-`run_once(now)` reads the wanted models, looks at the backend, asks `policy.reconcile` for one step
-a replica, takes it and writes the rows. A row is written before its server starts, so that a
-server is never without one. The loop around it is `manage.py host_models`.
+`run_once(now)` reads the wanted models, looks at the backend, asks `rollouts` how many replicas
+each version of a model should have and `policy.reconcile` for one step a replica, takes it and
+writes the rows. A row is written before its server starts, so that a server is never without one,
+and a server is started with what the row of its version says, whatever the model's settings have
+become. The loop around it is `manage.py host_models`.
 """
 
 import contextlib
 import logging
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from django.db import Error, connection
 
-from models_admin import checkpoints, utilisation
+from models_admin import checkpoints, replica_rows, utilisation
 from models_admin.devices import Devices
 from models_admin.errors import CheckpointRefused
-from models_admin.hosting import HostingBackend, Launch, LaunchFailed, Living, ReplicaName
-from models_admin.models import ModelConfig, ModelKind, ModelServer, ModelVersion
+from models_admin.hosting import (
+    Binding,
+    DevicesHeld,
+    Ending,
+    HostingBackend,
+    Launch,
+    LaunchFailed,
+    Living,
+    ReplicaName,
+    Verdict,
+)
+from models_admin.models import (
+    AcceleratorPool,
+    ModelConfig,
+    ModelKind,
+    ModelServer,
+    ModelVersion,
+)
 from models_admin.policy.reconcile import (
     LIVE,
     Act,
     Desired,
-    Record,
     Replica,
-    Seen,
     ServerState,
     Step,
+    assign,
+    drain_limit,
     held_back,
     launch_failed,
     reconcile,
 )
+from models_admin.policy.rollout import Slot
+from models_admin.rollouts import Rollouts
 
 logger = logging.getLogger(__name__)
 
 _LOCK = "models_admin.host_agent."
-_ROW_FIELDS = (
-    *("state", "reason", "last_error", "address", "pid", "version", "boot_id", "starts"),
-    *("generation", "failures", "started_at", "ready_at", "draining_at", "next_start_at"),
-    *("heartbeat_at", "busy_seconds", "rows_total", "queue_rows"),
-)
-_HEARTBEAT_STEP = timedelta(seconds=1.5)
-"""Rows are written when there is news; a heartbeat is news when it is so much younger."""
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-_NOTHING_WANTED = Desired(replicas=0, generation=0)
+_TAIL_STEP: Final = timedelta(seconds=5)
+"""A row gets what its server writes no more often."""
+_CHECKS_ON: Final = Binding(env={"JAX_PLATFORMS": "cpu"})
+_CHECK: Final = -1
+"""Stands for the ordinal of a check run."""
 
 
 class HostAgent:
@@ -58,9 +74,11 @@ class HostAgent:
         self._boot_id = boot_id
         self._backend = backend
         self._checkpoint_root = checkpoint_root
-        self._ended: dict[ReplicaName, str] = {}
+        self._ended: dict[ReplicaName, Ending] = {}
+        self._tailed_at: dict[ReplicaName, datetime] = {}
         self._utilisation = utilisation.Sampler(name)
         self._devices = Devices()
+        self._rollouts = Rollouts()
         self._session: Any = None
 
     def lead(self) -> bool:
@@ -93,7 +111,9 @@ class HostAgent:
         self._ended.update(seen.ended)
         models = self._models()
         rows = self._rows()
-        self._devices.look(seen.living.keys(), models)
+        pools = AcceleratorPool.objects.filter(agent=self._name)
+        self._devices.look(seen.living.keys(), rows, models, pools)
+        self._rollouts.read(models, now)
         for model_id in sorted({name.model_id for name in (*rows, *seen.living)} | models.keys()):
             self._reconcile(model_id, models.get(model_id), rows, seen.living, now)
         self._utilisation.store_if_due(now)
@@ -114,6 +134,7 @@ class HostAgent:
                     reason="its agent stopped",
                     pid=None,
                     address="",
+                    devices=[],
                     next_start_at=None,
                     draining_at=None,
                     ready_at=None,
@@ -137,9 +158,12 @@ class HostAgent:
     ) -> None:
         names = {name for name in (*rows, *living) if name.model_id == model_id}
         replicas = [self._replica(name, rows.get(name), living.get(name)) for name in names]
-        wanted = _NOTHING_WANTED if model is None else _desired(model)
+        desired = Desired(slots={})
+        if model is not None:
+            own = [rows[name] for name in names if name in rows]
+            desired = self._desired(model, replicas, own, now)
         changed = []
-        for step in reconcile(wanted, replicas, now):
+        for step in reconcile(desired, replicas, now):
             name = ReplicaName(model_id, step.ordinal)
             row = rows.get(name) or ModelServer(
                 model_id=model_id, agent=self._name, ordinal=step.ordinal
@@ -147,21 +171,42 @@ class HostAgent:
             if self._take(step, row, model, living.get(name), now):
                 changed.append(row)
         if changed:
-            ModelServer.objects.bulk_update(changed, _ROW_FIELDS)
+            ModelServer.objects.bulk_update(changed, replica_rows.COLUMNS)
         for name in names:
             self._ended.pop(name, None)
         for row in changed:
-            if model is not None and row.state == ServerState.READY:
-                _note_version(model, row.version, now)
+            if model is not None and row.state == ServerState.READY and row.version:
+                self._rollouts.found_out(row, now)
+
+    def _desired(
+        self,
+        model: ModelConfig,
+        replicas: Sequence[Replica],
+        rows: Sequence[ModelServer],
+        now: datetime,
+    ) -> Desired:
+        plan = self._rollouts.plan(model, replicas, rows, now)
+        if plan.check is not None:
+            self._rollouts.checked(plan.check, self._check(model, plan.check))
+        counted = {replica.ordinal: self._rollouts.slot(replica, model) for replica in replicas}
+        slots = assign(plan.wanted, replicas, counted)
+        return Desired(slots=slots, drain_limit=drain_limit(model.timeout_s))
+
+    def _check(self, model: ModelConfig, version: ModelVersion) -> Verdict | None:
+        try:
+            launch = self._launch(model, version, _CHECK, _CHECKS_ON)
+        except CheckpointRefused as refusal:
+            return Verdict(passed=False, text=f"{refusal.code}: {refusal.detail}")
+        return self._backend.check(launch)
 
     def _replica(
         self, name: ReplicaName, row: ModelServer | None, living: Living | None
     ) -> Replica:
-        return Replica(
-            ordinal=name.ordinal,
-            record=Record() if row is None else _record(row),
-            seen=None if living is None else _seen(living),
-            ended=self._ended.get(name, ""),
+        return replica_rows.replica(
+            name.ordinal,
+            row,
+            living,
+            self._ended.get(name),
             inherited=row is not None and row.boot_id != self._boot_id,
         )
 
@@ -174,31 +219,30 @@ class HostAgent:
         now: datetime,
     ) -> bool:
         """Take one step and put its outcome into the row; say whether the row is to be written."""
-        before = {name: getattr(row, name) for name in _ROW_FIELDS}
-        state_before = row.state
-        if step.act is Act.START and model is not None and (lack := self._devices.lack(model)):
-            step = held_back(step, _record(row), lack)
-        row.boot_id = self._boot_id
-        _remember(row, step.record, step.reason)
-        if living is not None:
-            _take_note(row, living, now)
-            if model is not None and row.pk is not None:
-                self._utilisation.note(
-                    row.key,
-                    model_id=model.id,
-                    pool_id=model.pool_id or "",
-                    busy_s=row.busy_seconds,
-                    now=now,
-                )
-        elif row.state not in LIVE:
-            row.pid, row.address, row.queue_rows = None, "", 0
-        if step.act is Act.STOP:
-            self._backend.stop(ReplicaName(row.model_id, row.ordinal))
+        before = {name: getattr(row, name) for name in replica_rows.FIELDS}
+        name = ReplicaName(row.model_id, row.ordinal)
+        binding = Binding()
         if step.act is Act.START and model is not None:
-            self._start(row, model, now)
-        if row.state in {ServerState.BACKOFF, ServerState.FAILED} and row.state != state_before:
+            found = self._devices.find(model)
+            if isinstance(found, str):
+                step = held_back(step, replica_rows.record(row), found)
+            else:
+                binding = found
+        row.boot_id = self._boot_id
+        replica_rows.remember(row, step.record, step.reason)
+        if living is not None:
+            replica_rows.take_note(row, living, now)
+            self._note_use(row, model, now)
+        else:
+            replica_rows.clear(row)
+        self._note_tail(name, row, living, now)
+        if step.act is Act.STOP:
+            self._backend.stop(name)
+        if step.act is Act.START and model is not None and step.record.slot is not None:
+            self._start(row, model, step.record.slot, binding, now)
+        if row.state in {ServerState.BACKOFF, ServerState.FAILED} and row.state != before["state"]:
             row.last_error = row.reason
-        if row.state != state_before:
+        if row.state != before["state"]:
             logger.info(
                 "model_server %s/%s %s: %s", row.model_id, row.ordinal, row.state, row.reason
             )
@@ -209,82 +253,71 @@ class HostAgent:
             return False
         return any(getattr(row, name) != value for name, value in before.items())
 
-    def _start(self, row: ModelServer, model: ModelConfig, now: datetime) -> None:
-        row.starts += 1
-        row.address, row.version, row.pid = "", "", None
-        row.busy_seconds, row.rows_total, row.queue_rows, row.heartbeat_at = 0.0, 0, 0, None
+    def _note_use(self, row: ModelServer, model: ModelConfig | None, now: datetime) -> None:
+        if model is not None and row.pk is not None:
+            run = utilisation.Run(
+                key=row.key,
+                model_id=model.id,
+                pool_id=model.pool_id or "",
+                ordinal=row.ordinal,
+                host=row.host,
+                version=row.version,
+                # Without a pool nothing is bound.
+                devices=len(row.devices) or 1,
+            )
+            self._utilisation.note(run, busy_s=row.busy_seconds, now=now)
+
+    def _note_tail(
+        self, name: ReplicaName, row: ModelServer, living: Living | None, now: datetime
+    ) -> None:
+        ended = self._ended.get(name)
+        if ended is not None:
+            row.log_tail = ended.log_tail or row.log_tail
+        elif living is not None and living.log_tail not in ("", row.log_tail):
+            written_at = self._tailed_at.get(name)
+            if written_at is None or abs(now - written_at) >= _TAIL_STEP:
+                row.log_tail, self._tailed_at[name] = living.log_tail, now
+
+    def _start(
+        self, row: ModelServer, model: ModelConfig, slot: Slot, binding: Binding, now: datetime
+    ) -> None:
+        before = replica_rows.record(row)
+        replica_rows.reset(row)
+        row.devices = list(binding.indices)
         # Written first: should this agent die in the middle, the next one finds the row.
         row.save()
+        version = self._rollouts.version(model.pk, slot.version)
         try:
-            # Judged again: links under the root may have changed since it was registered.
-            found = checkpoints.find(model.checkpoint, root=self._checkpoint_root)
-            name = ReplicaName(model.id, row.ordinal)
-            self._backend.start(
-                Launch(
-                    name=name,
-                    model_name=model.model_name,
-                    checkpoint=found.argument,
-                    options=model.serving,
-                )
-            )
-            self._devices.take(name, model)
-        except (LaunchFailed, CheckpointRefused) as failure:
-            record, reason = launch_failed(_record(row), str(failure), now)
-            _remember(row, record, reason)
+            launch = self._launch(model, version, row.ordinal, binding, slot)
+            self._backend.start(launch)
+            self._devices.take(launch.name, binding)
+        except DevicesHeld as held:
+            # Not a run: nothing was started.
+            row.starts -= 1
+            row.devices, row.state, row.reason = [], ServerState.STOPPED, str(held)
+        except CheckpointRefused as refusal:
+            text = f"{refusal.code}: {refusal.detail}"
+            replica_rows.remember(row, *launch_failed(before, text, now, refused=True))
+        except LaunchFailed as failure:
+            replica_rows.remember(row, *launch_failed(before, str(failure), now))
 
-
-def _desired(model: ModelConfig) -> Desired:
-    return Desired(replicas=model.target_replicas, generation=model.restart_generation)
-
-
-def _record(row: ModelServer) -> Record:
-    return Record(
-        state=ServerState(row.state),
-        generation=row.generation,
-        failures=row.failures,
-        started_at=row.started_at,
-        ready_at=row.ready_at,
-        draining_at=row.draining_at,
-        next_start_at=row.next_start_at,
-    )
-
-
-def _remember(row: ModelServer, record: Record, reason: str) -> None:
-    row.state, row.generation, row.failures = record.state, record.generation, record.failures
-    row.started_at, row.ready_at = record.started_at, record.ready_at
-    row.draining_at, row.next_start_at = record.draining_at, record.next_start_at
-    row.reason = reason
-
-
-def _seen(living: Living) -> Seen:
-    return Seen(
-        answers=living.answers,
-        ready=living.ready and bool(living.address),
-        silent=timedelta(seconds=living.silent_s),
-        idle=living.idle,
-        stopping=living.stopping,
-    )
-
-
-def _take_note(row: ModelServer, living: Living, now: datetime) -> None:
-    row.pid, row.address = living.pid, living.address
-    row.version = living.version or row.version
-    answered_at = now - timedelta(seconds=living.silent_s)
-    if living.answers and answered_at - (row.heartbeat_at or _LONG_AGO) >= _HEARTBEAT_STEP:
-        row.heartbeat_at = answered_at
-    row.busy_seconds = living.stats.busy_seconds
-    row.rows_total = living.stats.rows_total
-    row.queue_rows = living.stats.queue_rows
-
-
-def _note_version(model: ModelConfig, version: str, now: datetime) -> None:
-    """What a replica serves counts, whatever was computed when the model was registered."""
-    if not version or version == model.version:
-        return
-    ModelVersion.objects.get_or_create(
-        model=model,
-        version=version,
-        defaults={"first_seen_at": now, "checkpoint": model.checkpoint},
-    )
-    ModelConfig.objects.filter(pk=model.pk).update(version=version)
-    model.version = version
+    def _launch(
+        self,
+        model: ModelConfig,
+        version: ModelVersion,
+        ordinal: int,
+        binding: Binding,
+        slot: Slot | None = None,
+    ) -> Launch:
+        """Return what a version's servers are launched with; raises CheckpointRefused."""
+        # Judged again: links under the root may have changed since it was registered.
+        found = checkpoints.find(version.checkpoint, root=self._checkpoint_root)
+        return Launch(
+            name=ReplicaName(model.pk, ordinal),
+            model_name=model.model_name,
+            checkpoint=found.argument,
+            loader=version.loader,
+            options=version.serving,
+            slot=slot,
+            binding=binding,
+        )

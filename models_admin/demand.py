@@ -3,6 +3,9 @@
 Model management knows replicas, not queues. The callable named by the setting AIRS_DEMAND takes
 `now` and returns a `Demand`; where none is named (model management alone) nothing is known. What is
 missing, too old or cannot be is a `Silence`, with its reason: then nobody's replicas are moved.
+
+The callable named by AIRS_BACKLOG says what versions are not done with, down to batches that are
+being computed and to work that nobody may do just now: while it names one, that keeps a replica.
 """
 
 import logging
@@ -97,6 +100,22 @@ def ask(now: datetime) -> Signal | Silence:
             outcome=Outcome.NO_SIGNAL,
             reason=f"{settings.AIRS_DEMAND} fails with {type(error).__name__}",
         )
+
+
+def backlog(now: datetime) -> Mapping[tuple[str, str], int] | None:
+    """Return the open requests by model and version; None when nobody can tell."""
+    if not settings.AIRS_BACKLOG:
+        return {}
+    try:
+        source: Callable[[datetime], Mapping[tuple[str, str], int]] = import_string(
+            settings.AIRS_BACKLOG
+        )
+        return source(now)
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception as error:  # somebody else's code, perhaps over a network
+        logger.warning("no backlog", exc_info=error)
+        return None
 
 
 def _judged(demand: Demand, now: datetime) -> Signal | Silence:

@@ -11,13 +11,24 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from models_admin import prospects, secrets, versions
-from models_admin.models import ModelConfig, ModelKind, ModelServer, ModelVersion
+from models_admin import prospects, secrets, traffic_limits, versions
+from models_admin.models import (
+    ModelConfig,
+    ModelKind,
+    ModelServer,
+    ModelVersion,
+    PriorityStyle,
+    health_of,
+)
+from models_admin.policy.health import rests
 from models_admin.policy.reconcile import ServerState
+from models_admin.policy.traffic_rules import Rule
 
-HEARTBEAT_LIMIT = timedelta(seconds=15)
+HEARTBEAT_LIMIT = timedelta(seconds=10)
 """A replica that has not answered its agent for longer is not sent to."""
 COMING = (ServerState.STARTING, ServerState.WARMING)
+LAST_RESORT_CALLS = 1
+"""To an external model that is down: what checks say may be wrong, and a call proves it."""
 START_LIMIT = timedelta(minutes=15)
 """A replica that has been starting for longer is not reckoned with."""
 
@@ -61,6 +72,8 @@ class EndpointData:
     headers: Mapping[str, str] = field(repr=False)
     timeout_s: float
     sends_priority: bool
+    priority_style: str
+    """In whose direction urgency is told; "" for what is usual for the protocol."""
     protocol: str
     managed: bool
     """Whether we run its server: then another version's answer is one of another replica."""
@@ -103,7 +116,7 @@ class ModelDirectory:
         hosted = ModelServer.objects.filter(
             state=ServerState.READY, heartbeat_at__gte=now - HEARTBEAT_LIMIT
         ).select_related("model")
-        external = ModelConfig.objects.filter(kind=ModelKind.EXTERNAL)
+        external = ModelConfig.objects.filter(kind=ModelKind.EXTERNAL).select_related("health")
         return [
             *(
                 Replica(
@@ -125,7 +138,7 @@ class ModelDirectory:
                     model_id=model.id,
                     version=model.key_version,
                     shown_version=model.served_version,
-                    window=model.max_concurrency,
+                    window=_calls_to_external(model, now),
                     protocol=model.protocol,
                     managed=False,
                     address=model.url,
@@ -147,6 +160,10 @@ class ModelDirectory:
     def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
         """Return model and version of replicas that start; "" for a version not known yet."""
         return list(ModelServer.objects.filter(_coming(now)).values_list("model_id", "version"))
+
+    def limits(self, now: datetime) -> Sequence[Rule]:
+        """Return the traffic rules that whoever sends goes by."""
+        return traffic_limits.enabled()
 
     def endpoint(self, replica_key: str) -> EndpointData | None:
         """Return how to call a replica; None when this run of it has ended."""
@@ -188,6 +205,12 @@ class ModelDirectory:
         )
 
 
+def _calls_to_external(model: ModelConfig, now: datetime) -> int:
+    """Return how many calls an external model may hold: of one that is down, the last resort."""
+    health = health_of(model)
+    return LAST_RESORT_CALLS if health and rests(health, now) else model.max_concurrency
+
+
 def _coming(now: datetime) -> Q:
     return Q(state__in=COMING, started_at__gte=now - START_LIMIT)
 
@@ -221,6 +244,7 @@ def _hosted(server: ModelServer) -> EndpointData:
         headers={},
         timeout_s=server.model.timeout_s,
         sends_priority=True,
+        priority_style=PriorityStyle.TRITON,
         protocol=server.model.protocol,
         managed=True,
         version=server.version,
@@ -235,6 +259,7 @@ def _external(model: ModelConfig) -> EndpointData:
         headers=call_headers(model),
         timeout_s=model.timeout_s,
         sends_priority=model.sends_priority,
+        priority_style=model.priority_style,
         protocol=model.protocol,
         managed=False,
         version=model.version,

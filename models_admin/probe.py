@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from models_admin.policy.health import version_of
+
 _LONGEST_ANSWER_BYTES = 64 * 1024
 _CHUNK_BYTES = 4096
 
@@ -24,7 +26,13 @@ class Answer:
     body: Mapping[str, Any]
 
 
-def ask(url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Answer | None:
+def ask(
+    url: str,
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    longest_bytes: int = _LONGEST_ANSWER_BYTES,
+) -> Answer | None:
     """GET `url`; None when no complete answer came in time."""
     parts = urlsplit(url)
     deadline = time.monotonic() + timeout_s
@@ -36,7 +44,7 @@ def ask(url: str, *, timeout_s: float, headers: Mapping[str, str] | None = None)
         data = b""
         while chunk := response.read1(_CHUNK_BYTES):
             data += chunk
-            if time.monotonic() > deadline or len(data) > _LONGEST_ANSWER_BYTES:
+            if time.monotonic() > deadline or len(data) > longest_bytes:
                 return None
         return Answer(status=response.status, body=_json_object(data))
     except (OSError, http.client.HTTPException, ValueError):
@@ -51,13 +59,7 @@ def reported_version(
     """Return the version in an OIP server's metadata of a model, "" when it names none or many."""
     address = f"{url.rstrip('/')}/v2/models/{quote(model_name, safe='')}"
     answer = ask(address, headers=headers, timeout_s=timeout_s)
-    if answer is None or answer.status != 200:
-        return ""
-    version = answer.body.get("model_version")
-    versions = answer.body.get("versions")
-    if not isinstance(version, str) and isinstance(versions, list) and len(versions) == 1:
-        version = versions[0]
-    return version[:128] if isinstance(version, str) and version.isprintable() else ""
+    return version_of(answer.body) if answer is not None and answer.status == 200 else ""
 
 
 def number(body: Mapping[str, Any], name: str) -> float:

@@ -8,20 +8,29 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
+from django.db.models import F, Q
+
 from models_admin.models import ModelConfig, ModelVersion, PoolOutlook, Rebalancing
+from models_admin.policy.rollout import VersionState
 
 BELIEVED: Final = timedelta(minutes=5)
 """Needs that were found longer ago say nothing any more."""
 
 
 def new_versions(models: Iterable[ModelConfig]) -> Mapping[str, frozenset[str]]:
-    """Return what a new replica of each hosted model may turn out to serve, by model."""
-    checkpoints = {model.pk: model.checkpoint for model in models}
-    found: dict[str, set[str]] = {model_id: {""} for model_id in checkpoints}
-    seen = ModelVersion.objects.filter(model__in=checkpoints)
-    for model_id, version, checkpoint in seen.values_list("model_id", "version", "checkpoint"):
-        if checkpoint == checkpoints[model_id]:
-            found[model_id].add(version)
+    """Return what a further replica of each hosted model may turn out to serve, by model.
+
+    Once a version is served, its candidate has yet to prove itself, and an old one gets no more.
+    """
+    found: dict[str, set[str]] = {model.pk: {"", model.version} for model in models}
+    # One without a state was seen before versions had any: its checkpoint is all that is known.
+    coming = ModelVersion.objects.filter(
+        Q(state__in=[VersionState.CANDIDATE, VersionState.SERVING])
+        | Q(state="", checkpoint=F("model__checkpoint")),
+        model__in=found,
+    )
+    for model_id, version in coming.values_list("model_id", "version"):
+        found[model_id].add(version)
     return {model_id: frozenset(versions) for model_id, versions in found.items()}
 
 

@@ -5,13 +5,14 @@ many replicas are wanted, the decision and the outlook in one transaction under 
 pool and its models, so that killed anywhere it has done all or nothing. It starts and ends no
 server: host agents bring about what is wanted, and start a replica only when its devices are free.
 
-Whoever resizes a model pins it for an hour. An old version with a backlog keeps the first replica
-that serves it. A model whose replicas fail to start gets no more of them.
+Whoever resizes a model pins it for an hour. A model keeps a replica for each old version of it that
+has work, whatever else it has to do; what it wants beyond that while versions replace one another
+is nobody else's. A model whose replicas fail to start gets no more of them.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -25,6 +26,7 @@ from models_admin.models import (
     ModelConfig,
     ModelKind,
     ModelServer,
+    ModelVersion,
     Outcome,
     PoolOutlook,
     RebalanceDecision,
@@ -32,13 +34,16 @@ from models_admin.models import (
 )
 from models_admin.policy.allotment import Allotment, Change, Member, allot
 from models_admin.policy.rebalancing import Due
-from models_admin.policy.reconcile import DRAIN_LIMIT, LIVE, ServerState
+from models_admin.policy.reconcile import ServerState
+from models_admin.policy.rollout import VersionState
 from models_admin.services import devices_used
 
 logger = logging.getLogger(__name__)
 
 LEAST_APART: Final = timedelta(seconds=30)
 """Of two rounds: a tick that comes twice counts once."""
+DRAIN: Final = timedelta(seconds=30)
+"""After which a device that another model gives up is usually free."""
 FAILS_AFTER: Final = 2
 """Deaths in a row after which a replica counts as one that does not start."""
 
@@ -133,12 +138,20 @@ def _as_it_is(silence: Silence) -> Allotment:
 
 def _allotment(found: _Pool, signal: Signal, now: datetime) -> Allotment:
     versions = prospects.new_versions(found.models)
+    olds = defaultdict(list)
+    for row in ModelVersion.objects.filter(
+        model__in=found.models,
+        state__in=["", VersionState.RETIRING, VersionState.RETIRED],
+        is_withdrawn=False,
+    ):
+        olds[row.model_id].append(row)
     members = [
         _member(
             model,
             found.servers.get(model.pk, ()),
             signal.of_models.get(model.pk, ()),
             versions[model.pk],
+            olds[model.pk],
             now,
         )
         for model in found.models
@@ -152,35 +165,36 @@ def _member(
     model: ModelConfig,
     servers: Sequence[ModelServer],
     demanded: Sequence[VersionDemand],
-    new_versions: Collection[str],
+    new_versions: Set[str],
+    olds: Sequence[ModelVersion],
     now: datetime,
 ) -> Member:
     """Return what the policy must know of a model.
 
-    Replicas that it gets serve its present version: work of another one asks for none, it only
-    holds those that serve it.
+    Replicas that it gets serve its present version: an old one with work is owed one replica,
+    however much that is.
     """
-    wanted = [server for server in servers if server.ordinal < model.wanted_replicas]
     present = [each for each in demanded if each.version in new_versions]
-    held = {each.version for each in demanded if each.version not in new_versions and _work_s(each)}
-    kept = [_first(wanted, version) for version in held]
+    waiting = {each.version for each in demanded if _work_s(each)}
+    waiting &= {row.version for row in olds} - new_versions
+    # Of what cannot be done just now (its rater pauses) there is no demand, but it is owed.
+    held = waiting | {row.version for row in olds if row.replicas}
     start_up = None
     if model.start_up_s is not None:
-        # Its device is first drained by another.
-        start_up = timedelta(seconds=model.start_up_s) + DRAIN_LIMIT
+        start_up = timedelta(seconds=model.start_up_s) + DRAIN
     return Member(
         model_id=model.pk,
         replicas=model.wanted_replicas,
-        least=max([model.replicas_min, *kept]),
+        least=min(max(model.replicas_min, len(held)), model.replicas_max),
         default=model.replicas_default,
-        most=model.wanted_replicas if any(map(_fails, wanted)) else model.replicas_max,
+        most=model.wanted_replicas if any(map(_fails, servers)) else model.replicas_max,
         devices=model.devices_per_replica,
         dues=[
             Due(deadline_at=due.deadline_at, work_s=due.work_s)
             for each in present
             for due in each.dues
         ],
-        other_s=sum(each.other_s for each in present),
+        other_s=sum(each.other_s for each in present) + len(waiting),
         start_up=start_up,
         is_pinned=model.is_pinned(now),
     )
@@ -188,18 +202,6 @@ def _member(
 
 def _work_s(of: VersionDemand) -> float:
     return of.other_s + sum(due.work_s for due in of.dues)
-
-
-def _first(servers: Sequence[ModelServer], version: str) -> int:
-    """Return how many replicas keep the first one that serves a version; the last ones go first."""
-    return next(
-        (
-            server.ordinal + 1
-            for server in servers
-            if server.version == version and server.state in LIVE
-        ),
-        0,
-    )
 
 
 def _fails(server: ModelServer) -> bool:

@@ -5,6 +5,7 @@ Each becomes a flag of `python -m workers.model_server`; nothing else reaches it
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 
@@ -14,27 +15,91 @@ class Between:
 
     low: int
     high: int
+    meaning: str
+
+    def problem(self, value: Any) -> str | None:
+        if type(value) is int and self.low <= value <= self.high:
+            return None
+        return f"a whole number from {self.low} to {self.high}"
 
 
-OPTIONS: Final = {
-    # Rows that are accepted and not yet answered, and those of them only urgent calls may use.
-    "max_queue": Between(low=1, high=1_000_000),
-    "headroom": Between(low=0, high=999_999),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneOf:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    meaning: str
+
+    def problem(self, value: Any) -> str | None:
+        return None if value in self.words else f"one of {', '.join(self.words)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rising:
+    """Up to `most` whole numbers from `low` to `high`, each greater than the one before."""
+
+    low: int
+    high: int
+    most: int
+    meaning: str
+
+    def problem(self, value: Any) -> str | None:
+        if (
+            isinstance(value, list)
+            and 1 <= len(value) <= self.most
+            and all(type(each) is int and self.low <= each <= self.high for each in value)
+            and all(one < two for one, two in pairwise(value))
+        ):
+            return None
+        return (
+            f"a list of 1 to {self.most} rising whole numbers from {self.low} to {self.high}, as "
+            "[64, 128, 256]"
+        )
+
+
+OPTIONS: Final[Mapping[str, Between | OneOf | Rising]] = {
+    "batch_tokens": Between(
+        low=1, high=4_194_304, meaning="tokens, padding included, of one batch on the device"
+    ),
+    "cached_queries": Between(low=0, high=1_000_000, meaning="vectors of queries that are kept"),
+    "dtype": OneOf(
+        words=("auto", "f32", "bf16"),
+        meaning="number format of matrix products; auto is the device's own, another is another "
+        "version of the model",
+    ),
+    "headroom": Between(
+        low=0, high=999_999, meaning="rows of max_queue that only urgent calls may use"
+    ),
+    "lanes": Between(low=1, high=64, meaning="batches on the devices at a time"),
+    "lengths": Rising(
+        low=8,
+        high=32_768,
+        most=64,
+        meaning="padded lengths in tokens; texts are cut at the last, which is part of the version",
+    ),
+    "max_queue": Between(low=1, high=1_000_000, meaning="rows accepted and not yet answered"),
 }
 _DEFAULT_MAX_QUEUE: Final = 2_048
 
 
 def problems(serving: Any) -> list[str]:
-    """Return what is wrong with a `serving` object."""
+    """Return what is wrong with a `serving` object: the option, what it takes, and what to do."""
     if not isinstance(serving, Mapping):
         return ["it is an object of options"]
     found = []
     for name, value in serving.items():
-        bounds = OPTIONS.get(name)
-        if bounds is None:
-            found.append(f"the options are {', '.join(sorted(OPTIONS))}")
-        elif type(value) is not int or not bounds.low <= value <= bounds.high:
-            found.append(f"{name} is a whole number from {bounds.low} to {bounds.high}")
-    if not found and serving.get("headroom", 0) >= serving.get("max_queue", _DEFAULT_MAX_QUEUE):
-        found.append("headroom is smaller than max_queue")
+        option = OPTIONS.get(name)
+        if option is None:
+            shown = str(name)[:40]
+            found.append(f"there is no option {shown!r}: the options are {', '.join(OPTIONS)}")
+        elif detail := option.problem(value):
+            found.append(f"{name} is {detail} ({option.meaning}); leave it out for the default")
+    most = serving.get("max_queue", _DEFAULT_MAX_QUEUE)
+    if not found and serving.get("headroom", 0) >= most:
+        found.append(f"headroom is smaller than max_queue, which is {most}: lower it")
     return found
+
+
+def described() -> str:
+    """Return the options with their meanings, for people."""
+    return "; ".join(f"{name}: {option.meaning}" for name, option in OPTIONS.items())

@@ -28,6 +28,7 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 5.0
     sends_priority: bool = False
+    priority_style: str = ""
     managed: bool = True
     key_version: str = "1"
 

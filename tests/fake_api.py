@@ -26,6 +26,7 @@ STATES_BY_ACT = {
     "complete": "PARTIAL",
     "retry": "RUNNING",
 }
+MODEL_STATES = {"start": "STARTING", "stop": "DRAINING", "restart": "READY", "resize": "READY"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,9 @@ class FakeApi:
         }
     )
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    versions: list[dict[str, Any]] = field(default_factory=list)
+    trial: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def calls(self, method: str, path: str) -> list[Received]:
         return [
@@ -139,6 +143,20 @@ class FakeApi:
                 return reply({"look": "hit", "fingerprint": "ab" * 16})
             case ("POST", ["archive", "purge"]) | ("GET", ["archive", "purges", "prg_1"]):
                 return reply({"id": "prg_1", "state": "running", "counts": {"ratings": 7}})
+            case "POST", ["models" | "pools" as kind]:
+                return self._register(kind, json.loads(call.beginning))
+            case "DELETE", ["models" | "pools" as kind, name] if name in self._things(kind):
+                del self._things(kind)[name]
+                return Answer(status=204)
+            case "POST", ["models", name, "try"] if name in self.models:
+                return reply(self.trial)
+            case "POST", ["models", name, "versions", version, "retire"] if name in self.models:
+                return reply({"version": version, "state": "retiring"})
+            case "GET", ["models", name, "versions"] if name in self.models:
+                return reply({"items": self.versions, "next": None})
+            case "POST", ["models", name, act] if name in self.models:
+                wanted = json.loads(call.beginning) if call.beginning else {}
+                return reply(self.models[name] | {"state": MODEL_STATES[act]} | wanted)
             case "GET", ["pools", "box", "decisions"]:
                 following = None if "cursor" in call.params else "7"
                 return reply({"items": self.decisions, "next": following})
@@ -149,6 +167,11 @@ class FakeApi:
             case "GET", ["raters" | "models" | "pools" as kind, name] if name in self._things(kind):
                 return reply(self._things(kind)[name])
         return problem(404, "not_found", f"there is no {'/'.join(parts)}")
+
+    def _register(self, kind: str, given: dict[str, Any]) -> Answer:
+        made = given | {"state": "STOPPED", "warnings": self.warnings, "devices_used": 0}
+        self._things(kind)[given["id"]] = made
+        return reply(made)
 
     def _things(self, kind: str) -> dict[str, dict[str, Any]]:
         return {"raters": self.raters, "models": self.models, "pools": self.pools}[kind]
@@ -302,6 +325,9 @@ def _handler_of(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             self._serve()
 
         def do_PATCH(self) -> None:
+            self._serve()
+
+        def do_DELETE(self) -> None:
             self._serve()
 
         def log_message(self, format: str, *args: object) -> None:

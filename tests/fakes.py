@@ -300,6 +300,8 @@ class ScriptedServer:
                 if seen.path.startswith("/v2/health/"):
                     self.probes += 1
                     step = self.ready
+                elif seen.method == "GET" and seen.path == "/v1/models":
+                    step = Step(status=404)  # as a gateway that lists nothing: no part of a script
                 else:
                     self.seen.append(seen)
                     step = self.steps[min(len(self.seen), len(self.steps)) - 1]

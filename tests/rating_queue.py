@@ -293,6 +293,7 @@ def rated(taken: Taken, *items: int, score: float = SCORE, **more: Any) -> Finis
         scored={i: Scored(score=score) for i in (items or sent_items(taken))},
         calls=1,
         accelerator_seconds=0.25,
+        device_seconds=0.125,
         **more,
     )
 

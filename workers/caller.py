@@ -14,6 +14,7 @@ from typing import Any
 from fulfillment.leases import Taken
 from workers.autoraters import Autorater, ChatCall, Unusable
 from workers.model_client import CallResult, Endpoint, ModelClient
+from workers.settling import expected_version
 from workers.work import CALL_LIMIT, SHORTEST_CALL_S, EndpointData, Trouble, Work, scored
 
 logger = logging.getLogger(__name__)
@@ -154,9 +155,9 @@ class Caller:
             headers=data.headers,
             timeout_s=data.timeout_s,
             sends_priority=data.sends_priority,
+            priority_style=data.priority_style,
         )
-        # What an external server calls itself is compared when it is known what counts.
-        expected = data.version if data.managed else ""
+        expected = expected_version(data, self.work.spec.model_version)
         own = 0 if taken.best_effort else taken.priority
         priority = max(own, self.work.least_priority)
         if isinstance(call, ChatCall):

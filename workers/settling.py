@@ -33,6 +33,7 @@ def finish_of(work: Work, *, now: datetime | None) -> Finish:
         said=work.said,
         calls=work.calls,
         accelerator_seconds=work.seconds,
+        device_seconds=work.device_s,
     )
     if not work.troubles:
         return finish
@@ -101,9 +102,22 @@ def pause_of(work: Work) -> Trouble | None:
 
 
 def serves(endpoint: EndpointData, model_version: str) -> bool:
-    """Say whether an endpoint's answers are ratings of raters pinned to a version of its model."""
-    # The dispatcher chooses among our own replicas, whose answers name their version each.
-    return endpoint.managed or endpoint.key_version == model_version
+    """Say whether an endpoint's answers are ratings of raters pinned to a version of its model.
+
+    The dispatcher chooses among our own replicas by what it read a while ago; a replica that is
+    found to be of another version now is asked nothing.
+    """
+    if endpoint.managed and "" in (endpoint.key_version, model_version):
+        return True  # on either side, "" says that the version was not known
+    return endpoint.key_version == model_version
+
+
+def expected_version(endpoint: EndpointData, model_version: str) -> str:
+    """Return what an answer must call itself for a batch that is pinned to a version.
+
+    What an external server calls itself is compared when it is known what counts: then it is "".
+    """
+    return (endpoint.version or model_version) if endpoint.managed else ""
 
 
 def distrust(work: Work, *, version: str, pauses: bool) -> None:

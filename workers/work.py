@@ -17,11 +17,13 @@ import orjson
 from fulfillment.leases import Taken
 from fulfillment.policy.batching import indices_of
 from fulfillment.scores import Scored
-from workers.autoraters import Rated, RaterSpec, Unusable
+from workers.autoraters import OipAnswer, Rated, RaterSpec, Unusable
 from workers.model_client import CallOutcome, CallResult
 
 CALL_LIMIT = timedelta(seconds=120)
 """The longest call: endpoints with a longer time limit are cut to it."""
+MOST_COMPUTE_US = 86_400_000_000
+"""A day of one device, or a minute of a thousand: no call takes more, whatever its server says."""
 SHORTEST_CALL_S = 1.0
 """A retry with less time than this until its deadline is not started."""
 
@@ -41,6 +43,8 @@ class EndpointData(Protocol):
     headers: Mapping[str, str]
     timeout_s: float
     sends_priority: bool
+    priority_style: str
+    """In whose direction urgency is told; "" for what is usual for the protocol."""
     managed: bool
     version: str
     """What its answers call themselves; "" when an external server has not said yet."""
@@ -83,6 +87,9 @@ class Work:
     further: int = 0
     """Of the calls, those that the dispatcher could not foresee."""
     seconds: float = 0.0
+    """Of calls, waits in a server's queue included."""
+    device_s: float = 0.0
+    """Of accelerators, as `device_seconds` says."""
     succeeded: int = 0
     overloaded: int = 0
     refused_at: float = 0.0
@@ -130,6 +137,7 @@ class Work:
         self.away += away
         self.calls += not away
         self.seconds += result.seconds
+        self.device_s += 0.0 if away else device_seconds(result)
         match result.outcome:
             case CallOutcome.SUCCESS | CallOutcome.PERMANENT | CallOutcome.SPLIT:
                 self.succeeded += 1  # it was served: the server is not overloaded
@@ -157,6 +165,21 @@ class Work:
                 costs_attempt=False,
                 pauses=trouble.pauses,
             )
+
+
+def device_seconds(result: CallResult[Any]) -> float:
+    """Return what a call took of accelerators: as its answer says, else as long as it was.
+
+    Our model server tells a call's share of its devices' time, in microseconds.
+    """
+    answer = result.answer
+    told = answer.parameters.get("compute_us") if isinstance(answer, OipAnswer) else None
+    if not isinstance(told, int | float) or isinstance(told, bool):
+        return result.seconds
+    # NaN is in no range.
+    if 0 <= told <= MOST_COMPUTE_US:
+        return told / 1_000_000
+    return result.seconds
 
 
 def scored(rated: Rated, *, url_digest: str | None) -> Scored | Unusable:

@@ -6,7 +6,7 @@ of any single call.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
@@ -45,6 +45,7 @@ ResultFormat = Literal["jsonl", "csv"]
 Act = Literal["close", "pause", "resume", "cancel", "complete"]
 FileFormat = Literal["jsonl", "csv", "parquet"]
 Rebalancing = Literal["off", "dry_run", "on"]
+ModelAct = Literal["start", "stop", "restart"]
 
 _ROOT = "/api/v1"
 
@@ -63,7 +64,7 @@ class Reply:
 class Call(Generic[T]):
     """One request and the reader of its answer. `repeatable`: doing it twice does no harm."""
 
-    method: Literal["GET", "POST", "PATCH"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     read: Callable[[Reply], T]
     params: Mapping[str, str] = field(default_factory=dict)
@@ -247,6 +248,70 @@ def model(model_id: str) -> Call[Model]:
     return _get(f"/models/{_segment(model_id)}", _one(model_from))
 
 
+def register_model(document: Mapping[str, Any]) -> Call[Model]:
+    """The same registration again changes nothing."""
+    return _sent("POST", "/models", _one(model_from), document)
+
+
+def change_model(model_id: str, changes: Mapping[str, Any]) -> Call[Model]:
+    return _sent("PATCH", f"/models/{_segment(model_id)}", _one(model_from), changes)
+
+
+def remove_model(model_id: str) -> Call[None]:
+    return _remove(f"/models/{_segment(model_id)}")
+
+
+def act_on_model(model_id: str, name: ModelAct) -> Call[Model]:
+    """A second restart would replace the replicas once more."""
+    path = f"/models/{_segment(model_id)}/{name}"
+    return Call(
+        method="POST", path=_ROOT + path, read=_one(model_from), repeatable=name != "restart"
+    )
+
+
+def resize_model(model_id: str, replicas: int) -> Call[Model]:
+    path = f"/models/{_segment(model_id)}/resize"
+    return _sent("POST", path, _one(model_from), {"replicas": replicas})
+
+
+def model_versions(model_id: str) -> Call[Page[Mapping[str, Any]]]:
+    return _get(f"/models/{_segment(model_id)}/versions", _many(lambda raw: raw))
+
+
+def retire_model_version(model_id: str, version: str) -> Call[Mapping[str, Any]]:
+    path = f"/models/{_segment(model_id)}/versions/{_segment(version)}/retire"
+    return _change(path, _object_of)
+
+
+def try_model(
+    model_id: str, *, rows: Sequence[tuple[str, str]] = (), message: str | None = None
+) -> Call[Mapping[str, Any]]:
+    """One real call, which may cost something: it is not repeated."""
+    document: dict[str, Any] = {} if message is None else {"message": message}
+    if rows:
+        document["rows"] = [{"query": query, "text": text} for query, text in rows]
+    return Call(
+        method="POST",
+        path=f"{_ROOT}/models/{_segment(model_id)}/try",
+        read=_object_of,
+        document=document,
+        repeatable=False,
+    )
+
+
+def register_pool(document: Mapping[str, Any]) -> Call[Pool]:
+    """The same registration again changes nothing."""
+    return _sent("POST", "/pools", _one(pool_from), document)
+
+
+def change_pool(pool_id: str, changes: Mapping[str, Any]) -> Call[Pool]:
+    return _sent("PATCH", f"/pools/{_segment(pool_id)}", _one(pool_from), changes)
+
+
+def remove_pool(pool_id: str) -> Call[None]:
+    return _remove(f"/pools/{_segment(pool_id)}")
+
+
 def pools(*, cursor: str | None = None) -> Call[Page[Pool]]:
     return _get("/pools", _many(pool_from), _params(cursor=cursor))
 
@@ -261,13 +326,7 @@ def decisions(pool_id: str, *, cursor: str | None = None) -> Call[Page[Decision]
 
 
 def rebalance(pool_id: str, mode: Rebalancing) -> Call[Pool]:
-    return Call(
-        method="PATCH",
-        path=f"{_ROOT}/pools/{_segment(pool_id)}",
-        read=_one(pool_from),
-        document={"rebalancing": mode},
-        repeatable=True,
-    )
+    return change_pool(pool_id, {"rebalancing": mode})
 
 
 def explain(
@@ -338,6 +397,21 @@ def _document(path: str, given: Mapping[str, Any]) -> Call[Mapping[str, Any]]:
         document={name: value for name, value in given.items() if value is not None},
         repeatable=True,
     )
+
+
+def _sent(
+    method: Literal["POST", "PATCH"],
+    path: str,
+    read: Callable[[Reply], T],
+    document: Mapping[str, Any],
+) -> Call[T]:
+    """A JSON body that does no harm when it is sent twice."""
+    return Call(method=method, path=_ROOT + path, read=read, document=document, repeatable=True)
+
+
+def _remove(path: str) -> Call[None]:
+    """Not repeated: what is gone would seem never to have been there."""
+    return Call(method="DELETE", path=_ROOT + path, read=lambda _: None, repeatable=False)
 
 
 def _one(convert: Callable[[Mapping[str, Any]], T]) -> Callable[[Reply], T]:

@@ -8,9 +8,8 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib.metadata import version
@@ -22,18 +21,27 @@ from rich.console import Console
 
 from airs_client import rendering
 from airs_client.client import Client
+from airs_client.commands import (
+    BRIEF,
+    Globals,
+    Output,
+    OutputOption,
+    client_of,
+    data,
+    output_of,
+    show_json,
+    show_list,
+    show_raw,
+    talk,
+)
 from airs_client.connection import InvalidSettings
 from airs_client.displays import display_on
 from airs_client.durations import duration_from
 from airs_client.errors import AirsError, NotFound, SourceUnreadable, UnusableId
 from airs_client.files import whole_file
-from airs_client.results import Distributions, Page, Submission, Workflow
+from airs_client.model_commands import models_app, pools_app
+from airs_client.results import Distributions, Submission, Workflow
 from airs_client.retries import Retries
-
-
-class Output(StrEnum):
-    text = "text"
-    json = "json"
 
 
 class Results(StrEnum):
@@ -48,22 +56,8 @@ class RowFormat(StrEnum):
     parquet = "parquet"
 
 
-class Mode(StrEnum):
-    off = "off"
-    dry_run = "dry_run"
-    on = "on"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Globals:
-    url: str | None
-    profile: str | None
-    output: Output
-
-
 FAILED, USAGE, PARTIAL, INTERRUPTED = 1, 2, 3, 130
 
-_BRIEF = Retries(max_retries=3)
 _SENDING = Retries(max_retries=6)
 # A server that restarts is no reason to stop looking at a workflow that goes on without us.
 _WATCHING = Retries(max_retries=30)
@@ -75,23 +69,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 raters_app = typer.Typer(help="The raters that can be named.", no_args_is_help=True)
-models_app = typer.Typer(help="The models that raters call.", no_args_is_help=True)
 app.add_typer(raters_app, name="raters")
 app.add_typer(models_app, name="models")
-pools_app = typer.Typer(
-    help="Devices, and replicas that move between models.", no_args_is_help=True
-)
 app.add_typer(pools_app, name="pools")
 archive_app = typer.Typer(help="What was rated before.", no_args_is_help=True)
 app.add_typer(archive_app, name="archive")
 
-OutputOption = Annotated[
-    Output | None, typer.Option("--output", "-o", help="text for people, or json.")
-]
 WorkflowId = Annotated[str, typer.Argument(metavar="ID", help="Id of a workflow.")]
 RaterId = Annotated[str, typer.Argument(metavar="ID", help="Id of a rater.")]
-PoolId = Annotated[str, typer.Argument(metavar="ID", help="Id of a pool.")]
-ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id of a model.")]
 
 
 def main() -> None:
@@ -106,15 +91,15 @@ def run(arguments: list[str]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except (SourceUnreadable, UnusableId, InvalidSettings) as error:
-        _talk(rendering.problem(error))
+        talk(rendering.problem(error))
         return USAGE
     except AirsError as error:
-        _talk(rendering.problem(error))
+        talk(rendering.problem(error))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # the outermost step: whatever it is, a person reads it
-        _talk(f"error: unexpected {type(error).__name__}: {rendering.printable(str(error))}")
+        talk(f"error: unexpected {type(error).__name__}: {rendering.printable(str(error))}")
         return FAILED
     return 0
 
@@ -185,7 +170,7 @@ def submit(
 
     The same file with the same options is one workflow, however often it is sent.
     """
-    with _client(context, _SENDING) as airs:
+    with client_of(context, _SENDING) as airs:
         try:
             sent = airs.workflows.submit(
                 sys.stdin.buffer if file == "-" else Path(file),
@@ -199,17 +184,17 @@ def submit(
                 idempotency_key=f"airs-{uuid.uuid4().hex}" if again else None,
             )
         except KeyboardInterrupt:
-            _talk("Interrupted. All of the file was taken or nothing; sending it again is safe.")
+            talk("Interrupted. All of the file was taken or nothing; sending it again is safe.")
             raise typer.Exit(INTERRUPTED) from None
-    as_json = _output(context, output) is Output.json
-    _talk(rendering.submission(sent))
+    as_json = output_of(context, output) is Output.json
+    talk(rendering.submission(sent))
     if not as_json:
-        _data(sent.workflow.id)
+        data(sent.workflow.id)
     if not wait:
-        _talk(f"Follow it with: airs watch {sent.workflow.id}")
+        talk(f"Follow it with: airs watch {sent.workflow.id}")
     ended = _follow(context, sent.workflow.id) if wait else None
     if as_json:
-        _json({**sent.raw, **ended.raw} if ended else sent.raw)
+        show_json({**sent.raw, **ended.raw} if ended else sent.raw)
     raise typer.Exit(_submit_code(sent, ended))
 
 
@@ -250,7 +235,7 @@ def estimate(
 
     Its rows are checked as those of `submit`, and nothing is stored.
     """
-    with _client(context, _SENDING) as airs:
+    with client_of(context, _SENDING) as airs:
         found = airs.workflows.estimate(
             sys.stdin.buffer if file == "-" else Path(file),
             rater=rater,
@@ -261,12 +246,12 @@ def estimate(
             sample_of=sample_of,
             format=row_format.value if row_format else None,
         )
-    if _output(context, output) is Output.json:
-        _json(found.raw)
+    if output_of(context, output) is Output.json:
+        show_json(found.raw)
     else:
-        _data(rendering.estimate(found))
+        data(rendering.estimate(found))
     if found.rejected:
-        _talk(rendering.refused(found.rejected))
+        talk(rendering.refused(found.rejected))
         raise typer.Exit(PARTIAL)
 
 
@@ -274,7 +259,7 @@ def estimate(
 def watch(context: typer.Context, workflow_id: WorkflowId, output: OutputOption = None) -> None:
     """Show a workflow's progress until it ends. Ctrl-C stops watching, not the workflow."""
     workflow = _follow(context, workflow_id)
-    _show_workflow(workflow, _output(context, output))
+    _show_workflow(workflow, output_of(context, output))
     raise typer.Exit(_ending_code(workflow))
 
 
@@ -289,19 +274,19 @@ def status(
     output: OutputOption = None,
 ) -> None:
     """Show one workflow, or list them."""
-    kind = _output(context, output)
-    with _client(context, _BRIEF) as airs:
+    kind = output_of(context, output)
+    with client_of(context, BRIEF) as airs:
         if workflow_id is not None:
             workflow = airs.workflows.get(workflow_id)
             _show_workflow(workflow, kind, _spread(airs, workflow_id))
             return
         page = airs.workflows.list(state=state.upper() if state else None, cursor=cursor)
     if kind is Output.json:
-        _json(page.raw)
+        show_json(page.raw)
         return
-    _data(rendering.workflow_table(page.items))
+    data(rendering.workflow_table(page.items))
     if page.next:
-        _talk(f"More: airs status --cursor {page.next}")
+        talk(f"More: airs status --cursor {page.next}")
 
 
 @app.command()
@@ -330,16 +315,16 @@ def results(
             )
         destination = None
     path = None if destination in (None, "-") else _writable(Path(str(destination)))
-    with _client(context, _SENDING) as airs:
+    with client_of(context, _SENDING) as airs:
         workflow = airs.workflows.get(workflow_id)
         stdout = typer.get_binary_stream("stdout")
         with nullcontext(stdout) if path is None else whole_file(path) as file:
             lines = _fetch(airs, workflow_id, result_format, state, file)
             file.flush()
     if not workflow.finished:
-        _talk(f"{workflow_id} has not ended: {rendering.progress_line(workflow)}")
+        talk(f"{workflow_id} has not ended: {rendering.progress_line(workflow)}")
     elif result_format is Results.jsonl and not state and lines != workflow.counts.total:
-        _talk(f"error: {lines:,} records came for {workflow.counts.total:,} requests")
+        talk(f"error: {lines:,} records came for {workflow.counts.total:,} requests")
         raise typer.Exit(FAILED)
 
 
@@ -401,93 +386,23 @@ def change(
         ),
     )
     if priority is not None and changed.priority_clipped:
-        _talk(rendering.printable(changed.priority_reason))
+        talk(rendering.printable(changed.priority_reason))
 
 
 @raters_app.command("list")
 def list_raters(context: typer.Context, output: OutputOption = None) -> None:
     """List the raters."""
-    with _client(context, _BRIEF) as airs:
+    with client_of(context, BRIEF) as airs:
         page = airs.raters.list()
     rows = [(rater.id, rater.autorater, rater.model, rater.mode) for rater in page.items]
-    _show_list(context, output, page, ("ID", "AUTORATER", "MODEL", "MODE"), rows)
+    show_list(context, output, page, ("ID", "AUTORATER", "MODEL", "MODE"), rows)
 
 
 @raters_app.command("show")
 def show_rater(context: typer.Context, rater_id: RaterId, output: OutputOption = None) -> None:
     """Show one rater."""
-    with _client(context, _BRIEF) as airs:
-        _show_raw(airs.raters.get(rater_id).raw, _output(context, output))
-
-
-@models_app.command("list")
-def list_models(context: typer.Context, output: OutputOption = None) -> None:
-    """List the models."""
-    with _client(context, _BRIEF) as airs:
-        page = airs.models.list()
-    rows = [(model.id, model.kind, model.protocol, model.state) for model in page.items]
-    _show_list(context, output, page, ("ID", "KIND", "PROTOCOL", "STATE"), rows)
-
-
-@models_app.command("show")
-def show_model(context: typer.Context, model_id: ModelId, output: OutputOption = None) -> None:
-    """Show one model."""
-    with _client(context, _BRIEF) as airs:
-        _show_raw(airs.models.get(model_id).raw, _output(context, output))
-
-
-@pools_app.command("list")
-def list_pools(context: typer.Context, output: OutputOption = None) -> None:
-    """List the pools, with what the rebalancer last found."""
-    with _client(context, _BRIEF) as airs:
-        page = airs.pools.list()
-    headers = ("ID", "KIND", "DEVICES USED", "REBALANCING", "FOUND")
-    rows = [
-        (pool.id, pool.kind, f"{pool.devices_used} of {pool.devices}", pool.rebalancing, pool.found)
-        for pool in page.items
-    ]
-    _show_list(context, output, page, headers, rows)
-
-
-@pools_app.command("show")
-def show_pool(context: typer.Context, pool_id: PoolId, output: OutputOption = None) -> None:
-    """Show one pool."""
-    with _client(context, _BRIEF) as airs:
-        _show_raw(airs.pools.get(pool_id).raw, _output(context, output))
-
-
-@pools_app.command("decisions")
-def list_decisions(
-    context: typer.Context,
-    pool_id: PoolId,
-    cursor: Annotated[str | None, typer.Option("--cursor", help="Where a list goes on.")] = None,
-    output: OutputOption = None,
-) -> None:
-    """List what the rebalancer decided, the newest first; (moves) were only thought of."""
-    with _client(context, _BRIEF) as airs:
-        page = airs.pools.decisions(pool_id, cursor=cursor)
-    if _output(context, output) is Output.json:
-        _json(page.raw)
-        return
-    _data(rendering.decision_table(page.items))
-    if page.next:
-        _talk(f"More: airs pools decisions {pool_id} --cursor {page.next}")
-
-
-@pools_app.command("rebalance")
-def rebalance(
-    context: typer.Context,
-    pool_id: PoolId,
-    mode: Annotated[Mode, typer.Argument(help="dry_run only says what would move.")],
-    output: OutputOption = None,
-) -> None:
-    """Let replicas move between the pool's models, or no more."""
-    with _client(context, _BRIEF) as airs:
-        pool = airs.pools.rebalance(pool_id, mode.value)
-    if _output(context, output) is Output.json:
-        _json(pool.raw)
-    else:
-        _data(rendering.printable(f"{pool.id} {pool.rebalancing}"))
+    with client_of(context, BRIEF) as airs:
+        show_raw(airs.raters.get(rater_id).raw, output_of(context, output))
 
 
 @archive_app.command("explain")
@@ -500,9 +415,9 @@ def explain(
 ) -> None:
     """Show what a row is known by, which ratings there are, and what it would get now."""
     fields = _key_fields(sys.stdin.read() if row == "-" else row)
-    with _client(context, _BRIEF) as airs:
+    with client_of(context, BRIEF) as airs:
         found = airs.archive.explain(fields, rater=rater, bypass=bypass)
-    _show_raw(found, _output(context, output))
+    show_raw(found, output_of(context, output))
 
 
 @archive_app.command("purge")
@@ -522,7 +437,7 @@ def purge(
     output: OutputOption = None,
 ) -> None:
     """Count or erase ratings that meet all criteria given."""
-    with _client(context, _BRIEF) as airs:
+    with client_of(context, BRIEF) as airs:
         found = airs.archive.purge(
             rater=rater,
             version=number,
@@ -530,9 +445,9 @@ def purge(
             before=before.replace(tzinfo=UTC) if before else None,
             dry_run=not erase,
         )
-    _show_raw(found, _output(context, output))
+    show_raw(found, output_of(context, output))
     if found.get("state") == "running":
-        _talk(f"It goes on. Look again with: airs archive purge-state {found.get('id')}")
+        talk(f"It goes on. Look again with: airs archive purge-state {found.get('id')}")
 
 
 @archive_app.command("purge-state")
@@ -542,8 +457,8 @@ def purge_state(
     output: OutputOption = None,
 ) -> None:
     """Show how far a large purge is."""
-    with _client(context, _BRIEF) as airs:
-        _show_raw(airs.archive.purge_state(purge_id), _output(context, output))
+    with client_of(context, BRIEF) as airs:
+        show_raw(airs.archive.purge_state(purge_id), output_of(context, output))
 
 
 def _key_fields(text: str) -> dict[str, Any]:
@@ -560,46 +475,29 @@ def _key_fields(text: str) -> dict[str, Any]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        _data(f"airs {version('airs-client')}")
+        data(f"airs {version('airs-client')}")
         raise typer.Exit
-
-
-@contextmanager
-def _client(
-    context: typer.Context, retries: Retries, say: Callable[[str], None] | None = None
-) -> Iterator[Client]:
-    wanted: Globals = context.obj
-    say = say or _talk
-    with Client(
-        wanted.url,
-        profile=wanted.profile,
-        retries=retries,
-        on_retry=lambda failure, delay_s: say(
-            rendering.printable(f"{failure}; trying again in {delay_s:.1f} s")
-        ),
-    ) as airs:
-        yield airs
 
 
 def _act(
     context: typer.Context, output: Output | None, act: Callable[[Client], Workflow]
 ) -> Workflow:
-    with _client(context, _BRIEF) as airs:
+    with client_of(context, BRIEF) as airs:
         workflow = act(airs)
-    if _output(context, output) is Output.json:
-        _json(workflow.raw)
+    if output_of(context, output) is Output.json:
+        show_json(workflow.raw)
     else:
-        _data(rendering.printable(f"{workflow.id} {workflow.state}"))
+        data(rendering.printable(f"{workflow.id} {workflow.state}"))
     return workflow
 
 
 def _follow(context: typer.Context, workflow_id: str) -> Workflow:
     display = display_on(Console(stderr=True), clock=time.monotonic)
     try:
-        with _client(context, _WATCHING, display.say) as airs, display:
+        with client_of(context, _WATCHING, display.say) as airs, display:
             return airs.workflows.wait(workflow_id, on_progress=display.show)
     except KeyboardInterrupt:
-        _talk(
+        talk(
             f"Not watching any more; the workflow goes on.\n"
             f"Come back with: airs watch {workflow_id}\n"
             f"End it with:    airs cancel {workflow_id}"
@@ -646,11 +544,6 @@ def _fetch(
     return lines
 
 
-def _output(context: typer.Context, output: Output | None) -> Output:
-    wanted: Globals = context.obj
-    return output or wanted.output
-
-
 def _spread(airs: Client, workflow_id: str) -> Distributions | None:
     """How its requests are spread; a server of another age may not tell."""
     try:
@@ -663,42 +556,10 @@ def _show_workflow(
     workflow: Workflow, kind: Output, distributions: Distributions | None = None
 ) -> None:
     if kind is Output.json:
-        _json({**workflow.raw, **({"distributions": distributions.raw} if distributions else {})})
+        show_json(
+            {**workflow.raw, **({"distributions": distributions.raw} if distributions else {})}
+        )
         return
-    _data(rendering.workflow_block(workflow))
+    data(rendering.workflow_block(workflow))
     if distributions and (block := rendering.distributions_block(distributions)):
-        _data(f"\n{block}")
-
-
-def _show_list(
-    context: typer.Context,
-    output: Output | None,
-    page: Page[Any],
-    headers: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-) -> None:
-    if _output(context, output) is Output.json:
-        _json(page.raw)
-        return
-    _data(rendering.table(headers, rows))
-    if page.next:
-        _talk("There are more; the API gives them by cursor.")
-
-
-def _show_raw(raw: Any, kind: Output) -> None:
-    if kind is Output.json:
-        _json(raw)
-    else:
-        _data(rendering.fields(raw))
-
-
-def _json(value: Any) -> None:
-    _data(json.dumps(value, ensure_ascii=False, indent=2))
-
-
-def _data(text: str) -> None:
-    typer.echo(text)
-
-
-def _talk(text: str) -> None:
-    typer.echo(text, err=True)
+        data(f"\n{block}")

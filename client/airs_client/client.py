@@ -251,6 +251,50 @@ class _Models:
     def get(self, model_id: str) -> Model:
         return self._do(calls.model(model_id))
 
+    def register(self, model_id: str, **settings: Any) -> Model:
+        """Register a model; `settings` are named as in `POST /models`."""
+        return self._do(calls.register_model({"id": model_id, **settings}))
+
+    def change(self, model_id: str, **changes: Any) -> Model:
+        """Change settings; running replicas take them at their next restart."""
+        return self._do(calls.change_model(model_id, changes))
+
+    def remove(self, model_id: str) -> None:
+        """Remove a model that is not started."""
+        self._do(calls.remove_model(model_id))
+
+    def start(self, model_id: str) -> Model:
+        """Want its replicas; they come within seconds."""
+        return self._do(calls.act_on_model(model_id, "start"))
+
+    def stop(self, model_id: str) -> Model:
+        """Drain and end its replicas."""
+        return self._do(calls.act_on_model(model_id, "stop"))
+
+    def restart(self, model_id: str) -> Model:
+        """Replace its replicas, one at a time while others serve."""
+        return self._do(calls.act_on_model(model_id, "restart"))
+
+    def resize(self, model_id: str, replicas: int) -> Model:
+        """Want another number of replicas."""
+        return self._do(calls.resize_model(model_id, replicas))
+
+    def versions(self, model_id: str) -> Page[Mapping[str, Any]]:
+        """List what was seen of its versions, the newest first."""
+        return self._do(calls.model_versions(model_id))
+
+    def retire(self, model_id: str, version: str) -> Mapping[str, Any]:
+        """End an old version's replicas, whatever work waits for it."""
+        return self._do(calls.retire_model_version(model_id, version))
+
+    def try_rows(self, model_id: str, rows: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
+        """Ask an OIP model once, with queries and texts; nothing is archived."""
+        return self._do(calls.try_model(model_id, rows=rows))
+
+    def try_message(self, model_id: str, message: str) -> Mapping[str, Any]:
+        """Ask a chat model once; nothing is archived."""
+        return self._do(calls.try_model(model_id, message=message))
+
 
 class _Pools:
     def __init__(self, client: "Client") -> None:
@@ -269,6 +313,18 @@ class _Pools:
     def rebalance(self, pool_id: str, mode: Rebalancing) -> Pool:
         """Say whether replicas move between the pool's models; `dry_run` only says what would."""
         return self._do(calls.rebalance(pool_id, mode))
+
+    def register(self, pool_id: str, **settings: Any) -> Pool:
+        """Register a pool; `settings` are named as in `POST /pools`."""
+        return self._do(calls.register_pool({"id": pool_id, **settings}))
+
+    def change(self, pool_id: str, **changes: Any) -> Pool:
+        """Change settings of a pool."""
+        return self._do(calls.change_pool(pool_id, changes))
+
+    def remove(self, pool_id: str) -> None:
+        """Remove a pool that no model belongs to."""
+        self._do(calls.remove_pool(pool_id))
 
 
 class _Archive:
@@ -570,6 +626,50 @@ class _AsyncModels:
     async def get(self, model_id: str) -> Model:
         return await self._do(calls.model(model_id))
 
+    async def register(self, model_id: str, **settings: Any) -> Model:
+        """Register a model; `settings` are named as in `POST /models`."""
+        return await self._do(calls.register_model({"id": model_id, **settings}))
+
+    async def change(self, model_id: str, **changes: Any) -> Model:
+        """Change settings; running replicas take them at their next restart."""
+        return await self._do(calls.change_model(model_id, changes))
+
+    async def remove(self, model_id: str) -> None:
+        """Remove a model that is not started."""
+        await self._do(calls.remove_model(model_id))
+
+    async def start(self, model_id: str) -> Model:
+        """Want its replicas; they come within seconds."""
+        return await self._do(calls.act_on_model(model_id, "start"))
+
+    async def stop(self, model_id: str) -> Model:
+        """Drain and end its replicas."""
+        return await self._do(calls.act_on_model(model_id, "stop"))
+
+    async def restart(self, model_id: str) -> Model:
+        """Replace its replicas, one at a time while others serve."""
+        return await self._do(calls.act_on_model(model_id, "restart"))
+
+    async def resize(self, model_id: str, replicas: int) -> Model:
+        """Want another number of replicas."""
+        return await self._do(calls.resize_model(model_id, replicas))
+
+    async def versions(self, model_id: str) -> Page[Mapping[str, Any]]:
+        """List what was seen of its versions, the newest first."""
+        return await self._do(calls.model_versions(model_id))
+
+    async def retire(self, model_id: str, version: str) -> Mapping[str, Any]:
+        """End an old version's replicas, whatever work waits for it."""
+        return await self._do(calls.retire_model_version(model_id, version))
+
+    async def try_rows(self, model_id: str, rows: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
+        """Ask an OIP model once, with queries and texts; nothing is archived."""
+        return await self._do(calls.try_model(model_id, rows=rows))
+
+    async def try_message(self, model_id: str, message: str) -> Mapping[str, Any]:
+        """Ask a chat model once; nothing is archived."""
+        return await self._do(calls.try_model(model_id, message=message))
+
 
 class _AsyncPools:
     def __init__(self, client: "AsyncClient") -> None:
@@ -586,6 +686,18 @@ class _AsyncPools:
 
     async def rebalance(self, pool_id: str, mode: Rebalancing) -> Pool:
         return await self._do(calls.rebalance(pool_id, mode))
+
+    async def register(self, pool_id: str, **settings: Any) -> Pool:
+        """Register a pool; `settings` are named as in `POST /pools`."""
+        return await self._do(calls.register_pool({"id": pool_id, **settings}))
+
+    async def change(self, pool_id: str, **changes: Any) -> Pool:
+        """Change settings of a pool."""
+        return await self._do(calls.change_pool(pool_id, changes))
+
+    async def remove(self, pool_id: str) -> None:
+        """Remove a pool that no model belongs to."""
+        await self._do(calls.remove_pool(pool_id))
 
 
 class _AsyncArchive:

@@ -212,6 +212,30 @@ def decision_table(decisions: Iterable[Decision]) -> str:
     )
 
 
+def trial(tried: Mapping[str, Any], texts: Sequence[str]) -> str:
+    """What a model answered when it was tried: each text with its numbers, or its words."""
+    facts = {name: tried.get(name) for name in ("version", "address", "latency_s")}
+    if tried.get("truncated"):
+        facts["truncated"] = "something was cut"
+    lines = [fields(facts)]
+    answered = [row for row in tried.get("rows") or () if isinstance(row, dict)]
+    names = list(dict.fromkeys(name for row in answered for name in row if name != "truncated"))
+    if names:
+        rows = [
+            (_short(text), *(str(row.get(name, "")) for name in names))
+            for text, row in zip(texts, answered, strict=False)
+        ]
+        lines.append(table(("TEXT", *(name.upper() for name in names)), rows))
+    if content := tried.get("content"):
+        lines.append("\n".join(printable(line) for line in str(content).splitlines()))
+    return "\n\n".join(lines)
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 60 else f"{words[:59]}…"
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns side by side, two blanks between; wide characters count as two."""
     lines = [[printable(cell) for cell in row] for row in [headers, *rows]]

@@ -17,7 +17,7 @@ from rest_framework.views import APIView
 
 from fulfillment import api_bodies as bodies
 from fulfillment import api_schema as schema
-from fulfillment import commitments, intake, progress, promises, usage
+from fulfillment import commitments, intake, progress, promises, standings
 from fulfillment.authentication import (
     IsSubmitter,
     IsViewer,
@@ -145,7 +145,7 @@ def show_workflow(
             now=now,
         )
         expected = etas[said is not None and said.cut_batches > 0]
-    standing = usage.standings([workflow], now).get(workflow.pk)
+    standing = standings.of([workflow], now).get(workflow.pk)
     return schema.workflow_as_json(
         workflow, counted, eta=expected, forecast=said, standing=standing
     )

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 
 from fulfillment import api_bodies as bodies
 from fulfillment import api_schema as schema
-from fulfillment import control, intake, progress, promises, usage, webhooks
+from fulfillment import control, intake, progress, promises, standings, webhooks
 from fulfillment.api import submissions
 from fulfillment.api.base import (
     ENCODING_HEADER,
@@ -61,7 +61,7 @@ class WorkflowsView(ApiView):
         page = list(found.order_by("-pk")[: limit + 1])
         shown, now = page[:limit], database_now()
         said = promises.of(workflow.pk for workflow in shown)
-        standings = usage.standings(shown, now)
+        told = standings.of(shown, now)
         return json_answer(
             {
                 "items": [
@@ -70,7 +70,7 @@ class WorkflowsView(ApiView):
                         counted,
                         eta=FORECASTER.eta(workflow, counted, now=now),
                         forecast=said.get(workflow.pk),
-                        standing=standings.get(workflow.pk),
+                        standing=told.get(workflow.pk),
                     )
                     for workflow, counted in zip(shown, progress.read_many(shown), strict=True)
                 ],

@@ -29,6 +29,7 @@ from fulfillment.models.forecasts import (
     WorkflowForecast,
 )
 from fulfillment.models.operations import (
+    AcceleratorUse,
     Flow,
     QueueSample,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "MIN_WEIGHT",
     "POSITION_BITS",
     "PROGRESS_FIELDS",
+    "AcceleratorUse",
     "ApiToken",
     "Batch",
     "BatchPayload",

@@ -15,6 +15,9 @@ class RaterCost(models.Model):
     rater = models.OneToOneField(Rater, primary_key=True, on_delete=models.CASCADE)
     seconds_a_request = models.FloatField(help_text="Of a replica, or of a call of an external one")
     call_seconds_a_request = models.FloatField(help_text="Of calls, waits in a replica included")
+    device_seconds_a_request = models.FloatField(
+        default=0.0, db_default=0.0, help_text="Of accelerators; 0 while nobody has told"
+    )
     requests = models.BigIntegerField(help_text="That these are measured on")
     exact = models.BooleanField(help_text="Whether it was measured while batches waited")
     measured_at = models.DateTimeField()

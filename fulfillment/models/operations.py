@@ -20,11 +20,35 @@ class Flow(models.Model):
     ended = models.BigIntegerField()
     worked = models.BigIntegerField(help_text="Of them rated or failed, archive hits apart")
     model_calls = models.BigIntegerField()
-    accelerator_seconds = models.FloatField()
+    accelerator_seconds = models.FloatField(help_text="Of calls, waits included")
+    device_seconds = models.FloatField(default=0.0, db_default=0.0, help_text="Of accelerators")
     sampled = models.BooleanField(default=False, db_default=False)
 
     def __str__(self) -> str:
         return f"{self.ended} ended of {self.workflow_id}"
+
+
+class AcceleratorUse(models.Model):
+    """What a workflow had of accelerators in an hour of the clock; its rater and owner outlive it.
+
+    A row a workflow, not a rater or owner: those would be rows that all folds wait for, and sums by
+    rater, by owner and by workflow are the same for any span.
+    """
+
+    hour = models.DateTimeField()
+    workflow_id = models.BigIntegerField()
+    rater_id = models.CharField(max_length=64)
+    owner = models.CharField(max_length=150)
+    device_s = models.FloatField()
+    calls = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["hour", "workflow_id"], name="accelerator_use_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.device_s:g} s of {self.rater_id} in the hour from {self.hour}"
 
 
 class QueueSample(models.Model):
@@ -48,7 +72,8 @@ class QueueSample(models.Model):
     ended = models.BigIntegerField()
     worked = models.BigIntegerField(help_text="Of them rated or failed, archive hits apart")
     model_calls = models.BigIntegerField()
-    accelerator_seconds = models.FloatField()
+    accelerator_seconds = models.FloatField(help_text="Of calls, waits included")
+    device_seconds = models.FloatField(default=0.0, db_default=0.0, help_text="Of accelerators")
 
     class Meta:
         constraints = [

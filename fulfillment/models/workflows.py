@@ -172,7 +172,12 @@ class Progress(models.Model):
     attempts = models.BigIntegerField(
         default=0, db_default=0, help_text="Tries of batches, started ones only"
     )
-    accelerator_seconds = models.FloatField(default=0.0, db_default=0.0)
+    accelerator_seconds = models.FloatField(
+        default=0.0, db_default=0.0, help_text="Of calls, waits in a server's queue included"
+    )
+    device_seconds = models.FloatField(
+        default=0.0, db_default=0.0, help_text="Of accelerators, as servers tell; else as the calls"
+    )
     stored_bytes = models.BigIntegerField(
         default=0, db_default=0, help_text="Of batches, payloads and requests; 0 once erased"
     )

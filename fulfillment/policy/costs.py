@@ -34,6 +34,8 @@ class Span:
     call_seconds: float
     is_full: bool
     """Whether batches waited for its replicas all the time."""
+    device_seconds: float = 0.0
+    """Of accelerators, as servers told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +45,12 @@ class Cost:
     seconds: float
     """Replica-seconds."""
     call_seconds: float
-    """What is counted as accelerator-seconds of its workflow."""
     requests: int
     """That it was learned from."""
     is_exact: bool
     """Whether any were measured while batches waited; if not, `seconds` is a bound from above."""
+    device_seconds: float = 0.0
+    """What is counted as accelerator-seconds of its workflow."""
 
 
 def worked(*, servers: float, period_s: float, call_seconds: float) -> float:
@@ -65,6 +68,7 @@ def learn(before: Cost | None, span: Span, *, worked: float, batch_size: int) ->
     if span.requests <= 0:
         return before
     call_seconds = max(LEAST_S, span.call_seconds / span.requests)
+    device_seconds = span.device_seconds / span.requests
     seconds = max(LEAST_S, worked * call_seconds)
     if before is None:
         return Cost(
@@ -72,6 +76,7 @@ def learn(before: Cost | None, span: Span, *, worked: float, batch_size: int) ->
             call_seconds=call_seconds,
             requests=span.requests,
             is_exact=span.is_full,
+            device_seconds=device_seconds,
         )
     weight = 1 - (1 - MEAN_WEIGHT) ** (span.requests / batch_size)
     if span.is_full and not before.is_exact:
@@ -85,6 +90,11 @@ def learn(before: Cost | None, span: Span, *, worked: float, batch_size: int) ->
         call_seconds=before.call_seconds + weight * (call_seconds - before.call_seconds),
         requests=before.requests + span.requests,
         is_exact=before.is_exact or span.is_full,
+        # Of a rater that was measured before devices were, the first measure counts; a period of
+        # which nobody told, such as one before that, is no measure.
+        device_seconds=before.device_seconds + weight * (device_seconds - before.device_seconds)
+        if before.device_seconds and device_seconds
+        else device_seconds or before.device_seconds,
     )
 
 

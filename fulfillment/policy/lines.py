@@ -7,8 +7,8 @@ served first. Making the lines of thousands of workflows costs milliseconds, so 
 several decisions (`ordering`): scores change slowly.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import attrgetter
 from types import MappingProxyType
@@ -122,6 +122,38 @@ def left(order: Order, taken: Mapping[int, int]) -> dict[PriorityClass, int]:
         cls: line.total - sum(n for w, n in taken.items() if w in line.ready)
         for cls, line in order.items()
     }
+
+
+def without(order: Order, workflow_ids: Collection[int]) -> Order:
+    """Return the lines without some workflows, and without classes that then have none."""
+    left = {}
+    for cls, line in order.items():
+        ready = {w: n for w, n in line.ready.items() if w not in workflow_ids}
+        if ready:
+            left[cls] = line if len(ready) == len(line.ready) else _part(line, ready)
+    return left
+
+
+def _part(line: Line, ready: Mapping[int, int]) -> Line:
+    by_owner = {
+        owner: kept
+        for owner, scored in line.by_owner.items()
+        if (kept := tuple(entry for entry in scored if entry[2] in ready))
+    }
+    owner_ready: dict[str, int] = {}
+    for workflow_id, batches in ready.items():
+        owner = line.owners[workflow_id]
+        owner_ready[owner] = owner_ready.get(owner, 0) + batches
+    return replace(
+        line,
+        by_score=tuple(entry for entry in line.by_score if entry[2] in ready),
+        by_owner=by_owner,
+        pressed=tuple(entry for entry in line.pressed if entry[2] in ready),
+        ready=ready,
+        owner_ready=owner_ready,
+        total=sum(ready.values()),
+        newcomers=tuple(owner for owner in line.newcomers if owner in owner_ready),
+    )
 
 
 def slack(load: Load, now: datetime) -> float:

@@ -29,7 +29,7 @@ done; commitments decide which of them are given up, so that not all are late.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import ceil, floor
@@ -117,8 +117,12 @@ def fill(
     memory: Memory,
     taken: Mapping[int, int] = MappingProxyType({}),
     shares: Mapping[PriorityClass, float] = DEFAULT_SHARES,
+    stop: Callable[[int], bool] | None = None,
 ) -> Decision:
-    """Fill the room of a rater by an order made before; `taken` is what left since, by workflow."""
+    """Fill the room of a rater by an order made before; `taken` is what left since, by workflow.
+
+    `stop` is told each workflow that is served, and ends it there where it says so.
+    """
     served_lines = {
         cls: _Served(line, memory.queues.get(cls, ()), memory.counts.get(cls, 0), taken)
         for cls, line in order.items()
@@ -136,6 +140,8 @@ def fill(
         picked[workflow_id] = picked.get(workflow_id, 0) + 1
         served[cls] += 1
         by_credit[cls] += is_floor
+        if stop is not None and stop(workflow_id):
+            break
     return Decision(
         picks=tuple(Pick(workflow_id=w, batches=n) for w, n in picked.items()),
         memory=_remember(memory, credits, lines, contended=_is_contended(order.values())),

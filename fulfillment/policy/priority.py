@@ -1,7 +1,8 @@
 """The one table of priorities: API score, class, Celery step, and what each upstream calls it.
 
 In our API a larger score is more urgent. kombu's Redis transport serves step 0 first, Triton and
-OIP serve 1 first, vLLM serves the lowest number first: the directions are hidden here.
+OIP serve 1 first, vLLM serves the lowest number first and SGLang the highest: the directions are
+hidden here.
 """
 
 from collections.abc import Collection
@@ -80,3 +81,9 @@ def vllm_priority(score: int) -> int:
     """Return vLLM's `priority`, 0 (served first) to 100."""
     check_score(score)
     return 100 - score
+
+
+def sglang_priority(score: int) -> int:
+    """Return SGLang's `priority`, 100 (served first) to 0."""
+    check_score(score)
+    return score

@@ -1,10 +1,20 @@
 """Bodies of requests."""
 
-from rest_framework import serializers
+from typing import Any
 
-from models_admin import services
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+
+from models_admin import services, trial
 from models_admin.api.fields import Choice, Form, Number, Object, Path, Switch, Text, Whole
-from models_admin.models import ModelKind, PoolKind, Protocol, Rebalancing
+from models_admin.models import (
+    NO_PRIORITY,
+    ModelKind,
+    PoolKind,
+    PriorityStyle,
+    Protocol,
+    Rebalancing,
+)
 
 
 class ReplicaBounds(Form):
@@ -35,7 +45,15 @@ class ModelChanges(Form):
     max_concurrency = Whole(
         required=False, help_text="Calls an external server may hold; an OIP batch is one"
     )
-    sends_priority = Switch(required=False, help_text="Its server knows OIP priorities")
+    sends_priority = Switch(
+        required=False,
+        help_text="Its server knows priorities, in the direction usual for its protocol",
+    )
+    priority_style = Choice(
+        choices=[NO_PRIORITY, *PriorityStyle.values],
+        required=False,
+        help_text="External: in whose direction its server is told how urgent a call is",
+    )
     version = Text(
         required=False,
         allow_blank=True,
@@ -76,6 +94,34 @@ class ResizeForm(Form):
     """How many replicas are wanted."""
 
     replicas = Whole()
+
+
+class _Rows(serializers.ListSerializer[Any]):
+    """Counts rows before it looks at any: each may have errors of its own."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, list) and len(data) > trial.MOST_ROWS:
+            raise ValidationError(f"1 to {trial.MOST_ROWS} rows.", code="out_of_range")
+        return super().to_internal_value(data)
+
+
+class TryRow(Form):
+    """A row of an OIP model."""
+
+    query = Text(max_length=trial.MOST_CHARACTERS, allow_blank=True)
+    text = Text(max_length=trial.MOST_CHARACTERS, allow_blank=True)
+
+    class Meta:
+        list_serializer_class = _Rows
+
+
+class TryForm(Form):
+    """What a model is asked once."""
+
+    rows = TryRow(many=True, required=False)
+    message = Text(
+        required=False, max_length=trial.MOST_CHARACTERS, help_text="For a chat model, not `rows`"
+    )
 
 
 class PoolChanges(Form):

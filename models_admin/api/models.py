@@ -10,12 +10,23 @@ from rest_framework.response import Response
 
 from models_admin import services
 from models_admin.api.access import View, actor, answers, given_by, page
-from models_admin.api.forms import ModelChanges, ModelForm, ResizeForm
-from models_admin.api.shapes import AddressList, ModelList, ModelShape, model_as_json
+from models_admin.api.forms import ModelChanges, ModelForm, ResizeForm, TryForm
+from models_admin.api.shapes import (
+    AddressList,
+    ModelList,
+    OneModelShape,
+    SavedModelShape,
+    TrialShape,
+    VersionList,
+    VersionShape,
+    model_as_json,
+    trial_as_json,
+)
 from models_admin.clock import database_now
 from models_admin.directory import directory
 from models_admin.errors import InvalidFields
 from models_admin.models import ModelConfig, ModelServer
+from models_admin.trial import Question, try_model
 
 
 class ModelsView(View):
@@ -30,19 +41,23 @@ class ModelsView(View):
     @extend_schema(
         operation_id="register_model",
         request=ModelForm,
-        responses=answers(ModelShape, 201, 400, 409, 422),
+        responses=answers(SavedModelShape, 201, 400, 409, 422),
     )
     def post(self, request: Request) -> Response:
         """Register a model; the same one again changes nothing."""
-        given = given_by(ModelForm, request)
+        given, warnings = given_by(ModelForm, request), list[str]()
         try:
             model, is_new = services.register_model(
-                given.pop("id"), now=database_now(), actor=actor(request), **_fields(given)
+                given.pop("id"),
+                now=database_now(),
+                actor=actor(request),
+                warn=warnings.append,
+                **_fields(given),
             )
         except InvalidFields as refusal:
             raise _named_as_sent(refusal) from refusal
         return Response(
-            _shown(model),
+            {**_shown(model), "warnings": warnings},
             status=201 if is_new else 200,
             headers={"Location": f"/api/v1/models/{model.pk}"},
         )
@@ -51,7 +66,7 @@ class ModelsView(View):
 class ModelView(View):
     """One model."""
 
-    @extend_schema(operation_id="get_model", responses=answers(ModelShape, 200, 404))
+    @extend_schema(operation_id="get_model", responses=answers(OneModelShape, 200, 404))
     def get(self, request: Request, model_id: str) -> Response:
         """Show a model and its replicas."""
         return Response(_shown(services.find_model(model_id)))
@@ -59,18 +74,22 @@ class ModelView(View):
     @extend_schema(
         operation_id="change_model",
         request=ModelChanges,
-        responses=answers(ModelShape, 200, 400, 404, 409, 422),
+        responses=answers(SavedModelShape, 200, 400, 404, 409, 422),
     )
     def patch(self, request: Request, model_id: str) -> Response:
         """Change settings of a model; running replicas keep theirs until a restart."""
-        given = given_by(ModelChanges, request)
+        given, warnings = given_by(ModelChanges, request), list[str]()
         try:
             model = services.update_model(
-                model_id, now=database_now(), actor=actor(request), **_fields(given)
+                model_id,
+                now=database_now(),
+                actor=actor(request),
+                warn=warnings.append,
+                **_fields(given),
             )
         except InvalidFields as refusal:
             raise _named_as_sent(refusal) from refusal
-        return Response(_shown(model))
+        return Response({**_shown(model), "warnings": warnings})
 
     @extend_schema(operation_id="remove_model", responses=answers(None, 204, 404, 409))
     def delete(self, request: Request, model_id: str) -> Response:
@@ -83,7 +102,7 @@ class ModelStartView(View):
     """Starting a model."""
 
     @extend_schema(
-        operation_id="start_model", request=None, responses=answers(ModelShape, 202, 404, 409)
+        operation_id="start_model", request=None, responses=answers(OneModelShape, 202, 404, 409)
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Want the model's replicas to live."""
@@ -95,7 +114,7 @@ class ModelStopView(View):
     """Stopping a model."""
 
     @extend_schema(
-        operation_id="stop_model", request=None, responses=answers(ModelShape, 202, 404, 409)
+        operation_id="stop_model", request=None, responses=answers(OneModelShape, 202, 404, 409)
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Drain and end the model's replicas."""
@@ -107,7 +126,7 @@ class ModelRestartView(View):
     """Restarting a model."""
 
     @extend_schema(
-        operation_id="restart_model", request=None, responses=answers(ModelShape, 202, 404, 409)
+        operation_id="restart_model", request=None, responses=answers(OneModelShape, 202, 404, 409)
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Replace the model's replicas, one at a time while others serve."""
@@ -121,7 +140,7 @@ class ModelResizeView(View):
     @extend_schema(
         operation_id="resize_model",
         request=ResizeForm,
-        responses=answers(ModelShape, 202, 400, 404, 409, 422),
+        responses=answers(OneModelShape, 202, 400, 404, 409, 422),
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Want another number of replicas."""
@@ -130,6 +149,58 @@ class ModelResizeView(View):
             model_id, given["replicas"], now=database_now(), actor=actor(request)
         )
         return Response(_shown(model), status=202)
+
+
+class ModelTryView(View):
+    """Trying a model."""
+
+    @extend_schema(
+        operation_id="try_model",
+        request=TryForm,
+        responses=answers(TrialShape, 200, 400, 404, 409, 422),
+    )
+    def post(self, request: Request, model_id: str) -> Response:
+        """Ask a model once, as executors do; nothing is archived.
+
+        What its server did wrong is in `error`: the answer is 200 all the same.
+        """
+        given = given_by(TryForm, request)
+        question = Question(
+            rows=[(row["query"], row["text"]) for row in given.get("rows", [])],
+            message=given.get("message", ""),
+        )
+        tried = try_model(model_id, question, now=database_now(), actor=actor(request))
+        return Response(trial_as_json(model_id, tried))
+
+
+class ModelVersionsView(View):
+    """Versions of a model."""
+
+    @extend_schema(operation_id="list_model_versions", responses=answers(VersionList, 200, 404))
+    def get(self, request: Request, model_id: str) -> Response:
+        """List the versions that were seen of a model, the newest first."""
+        model = services.find_model(model_id)
+        found = model.versions.order_by("-first_seen_at", "-pk")
+        return Response({"items": VersionShape(found, many=True).data, "next": None})
+
+
+class ModelVersionRetireView(View):
+    """The end of an old version."""
+
+    @extend_schema(
+        operation_id="retire_model_version",
+        request=None,
+        responses=answers(VersionShape, 200, 404, 409),
+    )
+    def post(self, request: Request, model_id: str, version: str) -> Response:
+        """End an old version's replicas, whatever work waits for it.
+
+        That work is ended by retiring the rater version that is pinned to it.
+        """
+        retired = services.retire_version(
+            model_id, version, now=database_now(), actor=actor(request)
+        )
+        return Response(VersionShape(retired).data)
 
 
 class ModelAddressView(View):
@@ -154,13 +225,13 @@ class ModelAddressView(View):
 
 
 def _models() -> QuerySet[ModelConfig]:
-    return ModelConfig.objects.prefetch_related(
+    return ModelConfig.objects.select_related("health").prefetch_related(
         Prefetch("servers", ModelServer.objects.order_by("ordinal", "agent"))
     )
 
 
 def _shown(model: ModelConfig) -> dict[str, Any]:
-    return model_as_json(_models().get(pk=model.pk))
+    return model_as_json(_models().get(pk=model.pk), alone_at=database_now())
 
 
 def _fields(given: Mapping[str, Any]) -> services.ModelFields:

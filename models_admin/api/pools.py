@@ -61,6 +61,12 @@ class PoolView(View):
         pool = services.change_pool(pool_id, given_by(PoolChanges, request), actor=actor(request))
         return Response(_pool(pool))
 
+    @extend_schema(operation_id="remove_pool", responses=answers(None, 204, 404, 409))
+    def delete(self, request: Request, pool_id: str) -> Response:
+        """Remove a pool that no model belongs to."""
+        services.remove_pool(pool_id, actor=actor(request))
+        return Response(status=204)
+
 
 class PoolDecisionsView(View):
     """What the rebalancer decided for a pool."""

@@ -1,22 +1,33 @@
 """Shapes of answers."""
 
+from datetime import datetime
 from typing import Any
 
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from models_admin import secrets
+from models_admin.api.externals import HealthShape, health_as_json
 from models_admin.models import (
+    NO_PRIORITY,
     AcceleratorPool,
+    AuditEntry,
     ModelConfig,
     ModelKind,
     ModelServer,
+    ModelVersion,
     Outcome,
     PoolOutlook,
+    PriorityStyle,
     Protocol,
     RebalanceDecision,
 )
 from models_admin.policy.reconcile import LIVE, ServerState
+from models_admin.replicas import busy_share, restarts, shares_of_hour
+from models_admin.trial import Trial
 
+MODEL_STATES = ("STOPPED", "STARTING", "READY", "DRAINING", "IDLE")
 _REPLICAS = ("min", "default", "max")
 
 
@@ -76,16 +87,101 @@ class DecisionList(serializers.Serializer[Any]):
     next = serializers.CharField(allow_null=True)
 
 
+class AuditShape(serializers.ModelSerializer[AuditEntry]):
+    """Something that somebody did."""
+
+    id = serializers.CharField(source="object_id", help_text="Of the object")
+    detail = serializers.DictField(
+        help_text="What changed, by field: [before, after]; of a secret only that it changed"
+    )
+
+    class Meta:
+        model = AuditEntry
+        fields = ("at", "actor", "action", "kind", "id", "detail")
+
+
+class AuditList(serializers.Serializer[Any]):
+    """Acts, the newest first."""
+
+    items = AuditShape(many=True)
+    next = serializers.CharField(allow_null=True)
+
+
 class ServerShape(serializers.ModelSerializer[ModelServer]):
     """One replica."""
 
+    busy_share = serializers.SerializerMethodField(
+        help_text="Of its time since it was ready, in which its device computed"
+    )
+    restarts = serializers.SerializerMethodField(help_text="Starts after the first")
+    devices = serializers.ListField(
+        child=serializers.IntegerField(), help_text="Indices on its host"
+    )
+
     class Meta:
         model = ModelServer
-        fields = (
-            *("ordinal", "state", "reason", "last_error", "address", "pid", "version", "starts"),
-            *("failures", "started_at", "ready_at", "next_start_at", "heartbeat_at"),
-            *("busy_seconds", "rows_total", "queue_rows", "agent"),
+        fields: tuple[str, ...] = (
+            *("ordinal", "state", "reason", "last_error", "address", "host", "pid", "devices"),
+            *(
+                "version",
+                "starts",
+                "restarts",
+                "failures",
+                "started_at",
+                "ready_at",
+                "next_start_at",
+                "heartbeat_at",
+            ),
+            *("busy_seconds", "busy_share", "rows_total", "queue_rows", "agent"),
         )
+
+    def get_restarts(self, server: ModelServer) -> int:
+        """Return how often it was started again."""
+        return restarts(server)
+
+    @extend_schema_field(OpenApiTypes.FLOAT)
+    def get_busy_share(self, server: ModelServer) -> float | None:
+        """Return the share of its time since it was ready in which its device computed."""
+        return busy_share(server)
+
+
+class LoggedServerShape(ServerShape):
+    """One replica, with the last lines of its log."""
+
+    busy_share_hour = serializers.SerializerMethodField(
+        help_text="Of the last hour, through all its runs, loading included"
+    )
+
+    class Meta(ServerShape.Meta):
+        fields = (*ServerShape.Meta.fields, "busy_share_hour", "log_tail")
+
+    @extend_schema_field(OpenApiTypes.FLOAT)
+    def get_busy_share_hour(self, server: ModelServer) -> float | None:
+        """Return the share of the last hour in which its device computed, if that is known."""
+        share: float | None = self.context["of_hour"].get((server.agent, server.ordinal))
+        return share
+
+
+class VersionShape(serializers.ModelSerializer[ModelVersion]):
+    """A version of a model that was seen."""
+
+    state = serializers.CharField(
+        help_text="Of a hosted model: candidate, serving, retiring, retired or failed"
+    )
+
+    class Meta:
+        model = ModelVersion
+        fields = (
+            *("version", "state", "reason", "checkpoint", "loader", "serving", "replicas"),
+            *("first_seen_at", "changed_at"),
+        )
+
+
+class VersionList(serializers.Serializer[Any]):
+    """Versions of a model, the newest first."""
+
+    items = VersionShape(many=True)
+    next = serializers.CharField(allow_null=True)
 
 
 class WantedReplicas(serializers.Serializer[Any]):
@@ -105,7 +201,7 @@ class ModelShape(serializers.Serializer[Any]):
     kind = serializers.ChoiceField(choices=ModelKind.choices)
     protocol = serializers.ChoiceField(choices=Protocol.choices)
     state = serializers.ChoiceField(
-        choices=["STOPPED", "STARTING", "READY", "DRAINING", "IDLE"],
+        choices=MODEL_STATES,
         allow_null=True,
         help_text="Of a hosted model: READY when a replica serves, IDLE when it is started and has "
         "none for want of work",
@@ -115,10 +211,14 @@ class ModelShape(serializers.Serializer[Any]):
     version_label = serializers.CharField()
     timeout_s = serializers.FloatField()
     sends_priority = serializers.BooleanField()
+    priority_style = serializers.ChoiceField(choices=[NO_PRIORITY, *PriorityStyle.values])
     url = serializers.CharField()
     api_key = serializers.CharField(allow_null=True)
     headers = serializers.DictField(child=serializers.CharField())
     max_concurrency = serializers.IntegerField()
+    health = HealthShape(
+        allow_null=True, help_text="Of an external model, once its server was asked"
+    )
     pool = serializers.CharField(allow_null=True)
     loader = serializers.CharField()
     checkpoint = serializers.CharField()
@@ -137,6 +237,21 @@ class ModelShape(serializers.Serializer[Any]):
     servers = ServerShape(many=True)
     created_at = serializers.DateTimeField()
     updated_at = serializers.DateTimeField()
+
+
+class OneModelShape(ModelShape):
+    """A model, with the last lines of its replicas' logs."""
+
+    servers = LoggedServerShape(many=True)
+
+
+class SavedModelShape(OneModelShape):
+    """A model as it is stored now."""
+
+    warnings = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="What may be wrong though it was taken: an external server that does not answer",
+    )
 
 
 class ModelList(serializers.Serializer[Any]):
@@ -170,6 +285,46 @@ class AddressList(serializers.Serializer[Any]):
     next = serializers.CharField(allow_null=True)
 
 
+class TrialError(serializers.Serializer[Any]):
+    """Why a model gave no answer that can be used."""
+
+    code = serializers.CharField()
+    detail = serializers.CharField(help_text="In its server's words, without secrets")
+
+
+class TrialShape(serializers.Serializer[Any]):
+    """What came of trying a model."""
+
+    model = serializers.CharField()
+    address = serializers.CharField()
+    latency_s = serializers.FloatField()
+    version = serializers.CharField(help_text="As the answer names it")
+    rows = serializers.ListField(
+        child=serializers.DictField(),
+        help_text="Of each row its outputs by name; `truncated`: what the model cut, in tokens",
+    )
+    content = serializers.CharField()
+    finish_reason = serializers.CharField()
+    truncated = serializers.BooleanField()
+    error = TrialError(allow_null=True)
+
+
+def trial_as_json(model_id: str, tried: Trial) -> dict[str, Any]:
+    """Return what clients see of a trial."""
+    answer = tried.answer
+    return {
+        "model": model_id,
+        "address": tried.address,
+        "latency_s": round(answer.latency_s, 4),
+        "version": answer.version,
+        "rows": answer.rows,
+        "content": answer.content,
+        "finish_reason": answer.finish_reason,
+        "truncated": answer.truncated,
+        "error": {"code": answer.code, "detail": answer.detail} if answer.code else None,
+    }
+
+
 _SAME = (
     *("id", "kind", "protocol", "model_name", "version_label", "timeout_s", "sends_priority"),
     *("url", "max_concurrency", "loader", "checkpoint", "serving", "devices_per_replica"),
@@ -177,13 +332,22 @@ _SAME = (
 )
 
 
-def model_as_json(model: ModelConfig) -> dict[str, Any]:
-    """Return what clients see of a model; its servers are best prefetched."""
+def model_as_json(model: ModelConfig, *, alone_at: datetime | None = None) -> dict[str, Any]:
+    """Return what clients see of a model; its servers are best prefetched.
+
+    Of one that is shown alone, now, they see logs and the last hour of its replicas, too.
+    """
     servers = list(model.servers.all())
+    shown: Any = ServerShape(servers, many=True)
+    if alone_at is not None:
+        context = {"of_hour": shares_of_hour(model.pk, alone_at)}
+        shown = LoggedServerShape(servers, many=True, context=context)
     return {
         **{name: getattr(model, name) for name in _SAME},
         "version": model.served_version,
         "state": _state(model, servers),
+        "priority_style": model.spoken_priority,
+        "health": health_as_json(model),
         "api_key": secrets.hint(model.api_key),
         "headers": {name: secrets.hint(sealed) for name, sealed in model.headers.items()},
         "pool": model.pool_id,
@@ -192,7 +356,7 @@ def model_as_json(model: ModelConfig) -> dict[str, Any]:
             "wanted": model.target_replicas,
             "ready": sum(server.state == ServerState.READY for server in servers),
         },
-        "servers": ServerShape(servers, many=True).data,
+        "servers": shown.data,
         "created_at": model.created_at,
         "updated_at": model.updated_at,
     }

@@ -4,10 +4,21 @@ Configuration is written by services (for admin and API), `ModelServer` rows by 
 only, `ModelVersion` by whoever sees a version first.
 """
 
+from models_admin.models.audit import (
+    ACTOR_LENGTH,
+    AuditEntry,
+)
 from models_admin.models.configs import (
+    NO_PRIORITY,
+    STYLES,
     ModelConfig,
     ModelKind,
+    PriorityStyle,
     Protocol,
+)
+from models_admin.models.health import (
+    ExternalHealth,
+    health_of,
 )
 from models_admin.models.lengths import (
     VERSION_LENGTH,
@@ -20,9 +31,17 @@ from models_admin.models.pools import (
     RebalanceDecision,
     Rebalancing,
 )
+from models_admin.models.samples import (
+    ReplicaSample,
+)
 from models_admin.models.servers import (
     ModelServer,
     UtilizationSample,
+)
+from models_admin.models.traffic import (
+    MAX_POSITION,
+    MAX_RULE_BATCHES,
+    TrafficRule,
 )
 from models_admin.models.versions import (
     ModelLabel,
@@ -30,8 +49,15 @@ from models_admin.models.versions import (
 )
 
 __all__ = [
+    "ACTOR_LENGTH",
+    "MAX_POSITION",
+    "MAX_RULE_BATCHES",
+    "NO_PRIORITY",
+    "STYLES",
     "VERSION_LENGTH",
     "AcceleratorPool",
+    "AuditEntry",
+    "ExternalHealth",
     "ModelConfig",
     "ModelKind",
     "ModelLabel",
@@ -40,8 +66,12 @@ __all__ = [
     "Outcome",
     "PoolKind",
     "PoolOutlook",
+    "PriorityStyle",
     "Protocol",
     "RebalanceDecision",
     "Rebalancing",
+    "ReplicaSample",
+    "TrafficRule",
     "UtilizationSample",
+    "health_of",
 ]

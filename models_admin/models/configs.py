@@ -1,5 +1,6 @@
 """Models as they are configured, and what is wanted of them."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from django.db import models
@@ -21,6 +22,22 @@ class Protocol(models.TextChoices):
 
     OIP = "oip"
     OPENAI = "openai"
+
+
+class PriorityStyle(models.TextChoices):
+    """In whose direction a server is told how urgent a call is."""
+
+    TRITON = "triton", "Triton: 1 first"
+    VLLM = "vllm", "vLLM: the lowest number first"
+    SGLANG = "sglang", "SGLang: the highest number first"
+
+
+STYLES: Mapping[str, Sequence[PriorityStyle]] = {
+    Protocol.OIP: [PriorityStyle.TRITON],
+    Protocol.OPENAI: [PriorityStyle.VLLM, PriorityStyle.SGLANG],
+}
+"""What the servers of a protocol may know, the usual one first."""
+NO_PRIORITY = "none"
 
 
 class ModelConfig(models.Model):
@@ -59,6 +76,13 @@ class ModelConfig(models.Model):
     )
     timeout_s = models.FloatField(default=60.0, help_text="Total time of one call")
     sends_priority = models.BooleanField(default=False, help_text="Its server knows priorities")
+    priority_style = models.CharField(
+        max_length=8,
+        blank=True,
+        default="",
+        choices=PriorityStyle.choices,
+        help_text="In whose direction it is told them; empty: Triton's, of chat servers vLLM's",
+    )
 
     # External
     url = models.CharField(max_length=2048, blank=True, default="")
@@ -129,6 +153,10 @@ class ModelConfig(models.Model):
             ),
             models.CheckConstraint(condition=Q(timeout_s__gt=0), name="model_timeout"),
             models.CheckConstraint(
+                condition=Q(priority_style__in=["", *PriorityStyle.values]),
+                name="model_priority_style",
+            ),
+            models.CheckConstraint(
                 condition=Q(max_concurrency__gte=1, window__gte=1, devices_per_replica__gte=1),
                 name="model_room",
             ),
@@ -159,6 +187,14 @@ class ModelConfig(models.Model):
     def agent(self) -> str:
         """Name of the host agent that runs it; it needs `pool`."""
         return self.pool.agent if self.pool else "local"
+
+    @property
+    def spoken_priority(self) -> str:
+        """In whose direction its servers are told urgency, or that they are not."""
+        if self.kind == ModelKind.HOSTED:
+            return PriorityStyle.TRITON
+        usual = STYLES[self.protocol][0]
+        return (self.priority_style or usual) if self.sends_priority else NO_PRIORITY
 
     @property
     def served_version(self) -> str:

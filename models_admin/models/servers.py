@@ -5,6 +5,7 @@ from django.db.models import Q
 
 from models_admin.models.configs import ModelConfig
 from models_admin.models.lengths import ID_LENGTH, VERSION_LENGTH
+from models_admin.models.versions import ModelVersion
 from models_admin.policy.reconcile import ServerState
 
 
@@ -27,7 +28,19 @@ class ModelServer(models.Model):
     last_error = models.TextField(blank=True, default="", help_text="How it last failed")
     address = models.CharField(max_length=255, blank=True, default="")
     pid = models.IntegerField(null=True)
-    version = models.CharField(max_length=VERSION_LENGTH, blank=True, default="")
+    host = models.CharField(max_length=255, blank=True, default="", help_text="Where it runs")
+    devices = models.JSONField(default=list, help_text="Indices of its devices on that host")
+    launched = models.ForeignKey(
+        ModelVersion,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="servers",
+        help_text="What its last run was launched with",
+    )
+    version = models.CharField(
+        max_length=VERSION_LENGTH, blank=True, default="", help_text="What it says it serves"
+    )
+    log_tail = models.TextField(blank=True, default="", help_text="The last that it wrote")
     boot_id = models.UUIDField(null=True, help_text="Run of the agent that wrote the row")
     starts = models.PositiveIntegerField(default=0)
     generation = models.PositiveIntegerField(default=0)
@@ -82,11 +95,20 @@ class UtilizationSample(models.Model):
     replicas = models.PositiveIntegerField(help_text="That lived meanwhile, ended ones included")
     busy_s = models.FloatField(help_text="Seconds in which they computed, of all together")
     replica_s = models.FloatField(help_text="Seconds that they lived, of all together")
+    # Rows of a writer that does not know the column count as they did before it.
+    devices = models.PositiveIntegerField(
+        default=1, db_default=1, help_text="That each of these replicas held"
+    )
 
     class Meta:
+        indexes = [
+            models.Index(fields=["model_id", "at"], name="utilization_sample_of_model"),
+            models.Index(fields=["pool_id", "at"], name="utilization_sample_of_pool"),
+        ]
         constraints = [
             models.UniqueConstraint(
-                fields=["at", "model_id", "agent", "pool_id"], name="utilization_sample_once"
+                fields=["at", "model_id", "agent", "pool_id", "devices"],
+                name="utilization_sample_once",
             ),
             models.CheckConstraint(
                 condition=Q(busy_s__gte=0, replica_s__gte=0), name="utilization_sample_seconds"

@@ -6,7 +6,10 @@ a missed pass, a repeated one or a new agent come to the same end.
 
     STOPPED ─► STARTING ─► WARMING ─► READY ─► DRAINING ─► STOPPED
                    └──────────┴─────────┴─► BACKOFF ─► STARTING        (died, hung, never ready)
-    STOPPED ─► FAILED ─► STARTING                                      (could not be launched)
+    STARTING ─► FAILED ─► STARTING                   (could not be launched, or refused to load)
+
+Which versions have how many replicas is `rollout`'s business: a wish arrives as slots, one a
+replica, and `assign` says which replica has which.
 """
 
 import dataclasses
@@ -14,17 +17,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import count
+
+from models_admin.policy.rollout import Slot
 
 STABLE_AFTER = timedelta(seconds=60)
 """A server that was ready for so long dies with a clean slate."""
 LONGEST_BACKOFF = timedelta(seconds=60)
 START_LIMIT = timedelta(minutes=15)
 """Compiling all shapes on a busy machine takes minutes; never being ready is a failure."""
-SILENCE_LIMIT = timedelta(seconds=30)
+SILENCE_LIMIT = timedelta(seconds=20)
 """Twice the age at which a replica leaves the directory: a slow answer costs no restart."""
+REFUSED_PAUSE = timedelta(minutes=10)
+"""Before a server starts again that said why it cannot load: files do not mend themselves."""
 DRAIN_LEAST = timedelta(seconds=2)
 """What was sent before the replica left the directory arrives within this time."""
-DRAIN_LIMIT = timedelta(seconds=30)
+LONGEST_CALL = timedelta(seconds=120)
+"""Executors give up a call then, whatever the model's time limit says."""
+
+
+_FROM_OUTSIDE = "told to end from outside: drains"
 
 
 class ServerState(StrEnum):
@@ -43,13 +55,17 @@ class ServerState(StrEnum):
     BACKOFF = "BACKOFF"
     """Died or hung; starts again at `next_start_at`."""
     FAILED = "FAILED"
-    """Could not be launched (bad checkpoint …); tried again at `next_start_at` or on restart."""
+    """Could not be launched or loaded (bad checkpoint …); tried again at `next_start_at`."""
 
 
 LIVE = frozenset(
     {ServerState.STARTING, ServerState.WARMING, ServerState.READY, ServerState.DRAINING}
 )
 """States that claim a process."""
+
+
+_OVER = frozenset({ServerState.STOPPED, ServerState.DRAINING})
+"""States of a replica without a process that nothing comes back from by itself."""
 
 
 class Act(StrEnum):
@@ -65,10 +81,11 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Desired:
-    """What the operator wants of a model; raising `generation` restarts its replicas."""
+    """What is wanted of a model: the slots of its replicas by ordinal (see `assign`)."""
 
-    replicas: int
-    generation: int
+    slots: Mapping[int, Slot]
+    drain_limit: timedelta = LONGEST_CALL
+    """How long a replica that leaves may take for what it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +99,11 @@ class Seen:
     idle: bool = False
     """Has nothing to compute, and got nothing for a while."""
     stopping: bool = False
-    """Was told to end."""
+    """Was told to end, by us."""
+    draining: bool = False
+    """Says that it takes nothing new any more: it was told to end."""
+    slot: Slot | None = None
+    """What it was launched for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +111,8 @@ class Record:
     """What is remembered of a replica from pass to pass."""
 
     state: ServerState = ServerState.STOPPED
-    generation: int = 0
+    slot: Slot | None = None
+    """What it was last launched for."""
     failures: int = 0
     """Deaths in a row."""
     started_at: datetime | None = None
@@ -107,8 +129,17 @@ class Replica:
     record: Record = Record()
     seen: Seen | None = None
     ended: str = ""
+    refused: bool = False
+    """It said that it cannot load what it was given."""
+    ended_well: bool = False
+    """It ended because it was told to (whoever did), with nothing left to do."""
     inherited: bool = False
     """The record was written by an agent that is gone, and its servers with it."""
+
+    @property
+    def slot(self) -> Slot | None:
+        """What it runs, or last ran."""
+        return self.record.slot if self.seen is None else self.seen.slot or self.record.slot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,20 +157,54 @@ def backoff(failures: int) -> timedelta:
     return min(timedelta(seconds=2 ** min(max(failures, 1) - 1, 10)), LONGEST_BACKOFF)
 
 
+def drain_limit(timeout_s: float) -> timedelta:
+    """Return how long a replica of a model may drain: the longest call that it may have."""
+    return max(DRAIN_LEAST, min(timedelta(seconds=timeout_s), LONGEST_CALL))
+
+
+def assign(
+    wanted: Mapping[Slot, int],
+    replicas: Iterable[Replica],
+    counted: Mapping[int, Slot | None] | None = None,
+) -> Mapping[int, Slot]:
+    """Return which replica has which slot: those that run it already keep it, the first ones first.
+
+    A new run takes the first ordinal without a process, so that the replica it follows can go on
+    meanwhile. `counted` says what replicas count as, where that is not what they were launched for.
+    """
+    known = sorted(replicas, key=lambda replica: replica.ordinal)
+    slots = {replica.ordinal: replica.slot for replica in known} if counted is None else counted
+    found: dict[int, Slot] = {}
+    left = dict(wanted)
+    # What runs or pauses before what is stopped.
+    for stopped in (False, True):
+        for replica in known:
+            slot = slots.get(replica.ordinal)
+            is_stopped = replica.seen is None and replica.record.state in _OVER
+            if slot is None or is_stopped is not stopped or _is_leaving(replica):
+                continue
+            if left.get(slot, 0) > 0:
+                found[replica.ordinal] = slot if replica.seen is None else replica.slot or slot
+                left[slot] -= 1
+    taken = found.keys() | {replica.ordinal for replica in known if replica.seen is not None}
+    free = (ordinal for ordinal in count() if ordinal not in taken)
+    for slot in sorted(left):
+        for _ in range(left[slot]):
+            found[next(free)] = slot
+    return found
+
+
+def _is_leaving(replica: Replica) -> bool:
+    return replica.seen is not None and replica.record.state is ServerState.DRAINING
+
+
 def reconcile(desired: Desired, replicas: Iterable[Replica], now: datetime) -> tuple[Step, ...]:
     """Return one step for each known or wanted replica, in order of ordinals."""
     known = {replica.ordinal: replica for replica in replicas}
-    for ordinal in range(desired.replicas):
+    for ordinal in desired.slots:
         known.setdefault(ordinal, Replica(ordinal=ordinal))
-    may_restart = _may_restart(desired, known)
     return tuple(
-        _step(
-            known[ordinal],
-            wanted=ordinal < desired.replicas,
-            generation=desired.generation,
-            may_restart=ordinal in may_restart,
-            now=now,
-        )
+        _step(known[ordinal], desired.slots.get(ordinal), desired.drain_limit, now)
         for ordinal in sorted(known)
     )
 
@@ -152,10 +217,15 @@ def held_back(step: Step, before: Record, why: str) -> Step:
     return dataclasses.replace(step, act=Act.WAIT, record=record, reason=why)
 
 
-def launch_failed(record: Record, detail: str, now: datetime) -> tuple[Record, str]:
-    """Return what to remember, and why, of a replica that could not even be launched."""
+def launch_failed(
+    record: Record, detail: str, now: datetime, *, refused: bool = False
+) -> tuple[Record, str]:
+    """Return what to remember, and why, of a replica that could not even be launched.
+
+    Where what it should load was refused, it is not tried again soon.
+    """
     failures = record.failures + 1
-    pause = backoff(failures)
+    pause = REFUSED_PAUSE if refused else backoff(failures)
     return (
         dataclasses.replace(
             record, state=ServerState.FAILED, failures=failures, next_start_at=now + pause
@@ -164,83 +234,66 @@ def launch_failed(record: Record, detail: str, now: datetime) -> tuple[Record, s
     )
 
 
-def _may_restart(desired: Desired, known: Mapping[int, Replica]) -> frozenset[int]:
-    """Return the living replicas of an older generation that may be replaced in this pass.
-
-    One that serves nobody always may. Of those that serve, one at a time and only while all
-    others serve, so that a new configuration that does not start leaves the rest serving.
-    """
-    wanted = [known[ordinal] for ordinal in range(desired.replicas)]
-    serving = [replica for replica in wanted if _serves(replica)]
-    old = [
-        replica
-        for replica in wanted
-        if replica.seen is not None and replica.record.generation != desired.generation
-    ]
-    allowed = {replica.ordinal for replica in old if not _serves(replica)}
-    old_serving = [replica for replica in old if _serves(replica)]
-    if old_serving and len(serving) == len(wanted):
-        allowed.add(old_serving[0].ordinal)
-    return frozenset(allowed)
-
-
-def _serves(replica: Replica) -> bool:
-    return (
-        replica.seen is not None
-        and replica.seen.ready
-        and not replica.seen.stopping
-        and replica.record.state is ServerState.READY
-    )
-
-
-def _step(
-    replica: Replica, *, wanted: bool, generation: int, may_restart: bool, now: datetime
-) -> Step:
+def _step(replica: Replica, slot: Slot | None, limit: timedelta, now: datetime) -> Step:
     if replica.seen is None:
-        return _without_process(replica, wanted=wanted, generation=generation, now=now)
+        return _without_process(replica, slot, now)
     if replica.seen.stopping:
         return _said(replica, Act.WAIT, replica.record, "told to end, its process still lives")
     if replica.record.state is ServerState.DRAINING:
-        return _drained(replica, replica.seen, now)
-    if not wanted:
+        return _drained(replica, replica.seen, limit, now)
+    if slot is None:
         return _leave(replica, "not wanted any more", now)
-    if may_restart:
-        return _leave(replica, "restart was asked for", now)
+    if slot != replica.slot:
+        return _leave(replica, "another takes its place", now)
     return _living(replica, replica.seen, now)
 
 
-def _without_process(replica: Replica, *, wanted: bool, generation: int, now: datetime) -> Step:
+def _without_process(replica: Replica, slot: Slot | None, now: datetime) -> Step:
     record = replica.record
-    asked_again = record.generation != generation
-    if record.state in LIVE and record.state is not ServerState.DRAINING:
+    if record.state in LIVE:
+        was_leaving = record.state is ServerState.DRAINING
         if replica.inherited:
             record = dataclasses.replace(record, state=ServerState.STOPPED)
-        elif wanted and not asked_again:
+        elif slot is not None and slot == record.slot and _has_died(replica, was_leaving):
             return _died(replica, replica.ended or "its process is gone", now)
-    pausing = record.state in {ServerState.BACKOFF, ServerState.FAILED}
-    if not wanted:
+    if slot is None:
         return _said(replica, Act.KEEP, _stopped(record), replica.ended or "not wanted")
-    if pausing and not asked_again and record.next_start_at and now < record.next_start_at:
+    pausing = record.state in {ServerState.BACKOFF, ServerState.FAILED}
+    if pausing and slot == record.slot and record.next_start_at and now < record.next_start_at:
         rest = (record.next_start_at - now).total_seconds()
-        return _said(replica, Act.WAIT, record, f"starts again in {rest:.0f} s")
-    return _start(replica, record, generation=generation, now=now)
+        # Why it pauses is worth more than how long it still does.
+        reason = f"starts again in {rest:.0f} s" if record.state is ServerState.BACKOFF else ""
+        return _said(replica, Act.WAIT, record, reason)
+    return _start(replica, record, slot, now)
 
 
-def _start(replica: Replica, record: Record, *, generation: int, now: datetime) -> Step:
-    asked_again = record.generation != generation
+def _has_died(replica: Replica, was_leaving: bool) -> bool:
+    """Say whether it ended without being told to: then it has failed.
+
+    A server that ends by itself before it ever served has failed whatever its exit code says.
+    """
+    if was_leaving:
+        return bool(replica.ended) and not replica.ended_well
+    return not (replica.ended_well and replica.record.ready_at is not None)
+
+
+def _start(replica: Replica, record: Record, slot: Slot, now: datetime) -> Step:
+    before = record.slot
     if replica.inherited and replica.record.state in LIVE:
         reason = "wanted; the last one ended with its agent"
-    elif asked_again:
-        reason = "restart was asked for" if record.started_at else "wanted"
+    elif before is not None and before.version == slot.version and before != slot:
+        reason = "restart was asked for"
+    elif replica.ended_well and replica.record.state in LIVE:
+        reason = "wanted; the last one was told to end from outside"
     else:
-        reason = "back-off is over" if record.failures else "wanted"
+        reason = "back-off is over" if before == slot and record.failures else "wanted"
     return _said(
         replica,
         Act.START,
         Record(
             state=ServerState.STARTING,
-            generation=generation,
-            failures=0 if asked_again else record.failures,
+            slot=slot,
+            failures=record.failures if before == slot else 0,
             started_at=now,
         ),
         reason,
@@ -253,11 +306,18 @@ def _living(replica: Replica, seen: Seen, now: datetime) -> Step:
         # Its row says otherwise (an agent's write was lost): one that lives is kept, because a
         # second one beside it would hold the device twice.
         record = dataclasses.replace(
-            record, state=ServerState.STARTING, started_at=now, next_start_at=None
+            record,
+            state=ServerState.STARTING,
+            slot=replica.slot,
+            started_at=now,
+            next_start_at=None,
         )
         return _said(replica, Act.KEEP, record, "adopted: it lives and is wanted")
     if seen.silent > SILENCE_LIMIT and record.ready_at is not None:
         return _failed(replica, f"no answer for {seen.silent.total_seconds():.0f} s", now)
+    if seen.draining:
+        record = dataclasses.replace(record, state=ServerState.DRAINING, draining_at=now)
+        return _said(replica, Act.WAIT, record, _FROM_OUTSIDE)
     if seen.ready:
         return _said(replica, Act.KEEP, _serving(record, now), "serves")
     if record.ready_at is None and now - (record.started_at or now) > START_LIMIT:
@@ -290,18 +350,32 @@ def _leave(replica: Replica, why: str, now: datetime) -> Step:
     return _said(replica, Act.STOP, record, f"{why}: stops, it served nothing")
 
 
-def _drained(replica: Replica, seen: Seen, now: datetime) -> Step:
+def _drained(replica: Replica, seen: Seen, limit: timedelta, now: datetime) -> Step:
     record = replica.record
-    since = now - (record.draining_at or now - DRAIN_LIMIT)
-    if since >= DRAIN_LIMIT:
+    since = now - (record.draining_at or now - limit)
+    if since >= limit:
         return _said(replica, Act.STOP, record, "drain limit reached")
+    if seen.draining:
+        # It ends by itself when it has answered what it has.
+        return _said(replica, Act.WAIT, record, _FROM_OUTSIDE)
     if since >= DRAIN_LEAST and seen.idle:
         return _said(replica, Act.STOP, record, "drained")
     return _said(replica, Act.WAIT, record, "drains")
 
 
 def _died(replica: Replica, how: str, now: datetime) -> Step:
-    return _failed(replica, how, now, act=Act.WAIT)
+    if not replica.refused:
+        return _failed(replica, how, now, act=Act.WAIT)
+    failures = replica.record.failures + 1
+    record = dataclasses.replace(
+        replica.record,
+        state=ServerState.FAILED,
+        failures=failures,
+        ready_at=None,
+        next_start_at=now + REFUSED_PAUSE,
+    )
+    minutes = REFUSED_PAUSE.total_seconds() / 60
+    return _said(replica, Act.WAIT, record, f"{how}; tried again in {minutes:.0f} min")
 
 
 def _failed(replica: Replica, how: str, now: datetime, *, act: Act = Act.STOP) -> Step:

@@ -10,12 +10,19 @@ from models_admin.services.acts import (
     accept_version,
     resize_model,
     restart_model,
+    retire_version,
     start_model,
     stop_model,
     unpin_model,
 )
+from models_admin.services.audit import (
+    erase_old,
+)
 from models_admin.services.fields import (
     ModelFields,
+)
+from models_admin.services.looking import (
+    Seen,
 )
 from models_admin.services.pools import (
     MAX_DEVICES,
@@ -24,40 +31,49 @@ from models_admin.services.pools import (
     find_pool,
     pool_problems,
     register_pool,
+    remove_pool,
     save_pool,
 )
 from models_admin.services.problems import (
     Problem,
+    refuse,
 )
 from models_admin.services.registering import (
     find_model,
+    look_at,
     model_problems,
     register_model,
     remove_model,
     update_model,
 )
 from models_admin.services.validation import (
-    LOADERS,
+    MAX_REPLICAS,
 )
 
 __all__ = [
-    "LOADERS",
     "MAX_DEVICES",
+    "MAX_REPLICAS",
     "PINNED_FOR",
     "ModelFields",
     "Problem",
+    "Seen",
     "accept_version",
     "change_pool",
     "devices_used",
+    "erase_old",
     "find_model",
     "find_pool",
+    "look_at",
     "model_problems",
     "pool_problems",
+    "refuse",
     "register_model",
     "register_pool",
     "remove_model",
+    "remove_pool",
     "resize_model",
     "restart_model",
+    "retire_version",
     "save_pool",
     "start_model",
     "stop_model",

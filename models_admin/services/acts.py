@@ -5,8 +5,9 @@ from typing import Final
 
 from django.db import transaction
 
+from models_admin import versions
 from models_admin.errors import Conflict
-from models_admin.models import ModelConfig
+from models_admin.models import ModelConfig, ModelVersion
 from models_admin.services.audit import audit
 from models_admin.services.problems import out_of_range, refuse
 from models_admin.services.registering import find_model, update_model
@@ -29,7 +30,7 @@ def start_model(model_id: str, *, now: datetime, actor: str = "") -> ModelConfig
             replicas = check_room(model, started=True, replicas=replicas, or_fewer=True)
             model.started, model.wanted_replicas, model.updated_at = True, replicas, now
             model.save(update_fields=["started", "wanted_replicas", "updated_at"])
-    audit("model_started", model_id, actor)
+            audit("model_started", model_id, actor, kind="model", detail={"replicas": replicas})
     return find_model(model_id)
 
 
@@ -37,9 +38,10 @@ def stop_model(model_id: str, *, now: datetime, actor: str = "") -> ModelConfig:
     """Want no replica; those that live drain and end."""
     with transaction.atomic():
         model = lock_hosted(model_id)
-        model.started, model.updated_at = False, now
-        model.save(update_fields=["started", "updated_at"])
-    audit("model_stopped", model_id, actor)
+        if model.started:
+            model.started, model.updated_at = False, now
+            model.save(update_fields=["started", "updated_at"])
+            audit("model_stopped", model_id, actor, kind="model")
     return find_model(model_id)
 
 
@@ -51,7 +53,7 @@ def restart_model(model_id: str, *, now: datetime, actor: str = "") -> ModelConf
             raise Conflict(f"Model {model_id!r} is not started.", code="not_started")
         model.restart_generation, model.updated_at = model.restart_generation + 1, now
         model.save(update_fields=["restart_generation", "updated_at"])
-    audit("model_restarted", model_id, actor)
+        audit("model_restarted", model_id, actor, kind="model")
     return find_model(model_id)
 
 
@@ -62,10 +64,11 @@ def resize_model(model_id: str, replicas: int, *, now: datetime, actor: str = ""
         if not model.replicas_min <= replicas <= model.replicas_max:
             refuse([out_of_range("replicas", model.replicas_min, model.replicas_max)])
         check_room(model, started=model.started, replicas=replicas)
+        detail = {"replicas": [model.wanted_replicas, replicas]}
         model.wanted_replicas, model.updated_at = replicas, now
         model.pinned_until = now + PINNED_FOR
         model.save(update_fields=["wanted_replicas", "pinned_until", "updated_at"])
-    audit("model_resized", model_id, actor)
+        audit("model_resized", model_id, actor, kind="model", detail=detail)
     return find_model(model_id)
 
 
@@ -80,3 +83,19 @@ def accept_version(model_id: str, *, now: datetime, actor: str = "") -> ModelCon
     if not model.reported:
         raise Conflict(f"Model {model_id} reports no other version.", code="no_other_version")
     return update_model(model_id, now=now, actor=actor, version=model.reported)
+
+
+def retire_version(model_id: str, version: str, *, now: datetime, actor: str = "") -> ModelVersion:
+    """Let an old version of a hosted model end, whatever work waits for it.
+
+    Raises NotFound, or Conflict `version_serving` for the version that is to be served.
+    """
+    with transaction.atomic():
+        withdrawn = ModelVersion.objects.filter(model_id=model_id, is_withdrawn=True)
+        # Compared here: an address may hold what the database takes for no text.
+        is_news = version not in set(withdrawn.values_list("version", flat=True))
+        retired = versions.retire_version(model_id, version, now=now)
+        if is_news:
+            detail = {"version": version}
+            audit("model_version_retired", model_id, actor, kind="model", detail=detail)
+    return retired

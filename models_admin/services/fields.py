@@ -16,6 +16,8 @@ class ModelFields(TypedDict, total=False):
     timeout_s: float
     max_concurrency: int
     sends_priority: bool
+    priority_style: str
+    """`none` turns priorities off; any other turns them on, unless `sends_priority` is sent too."""
     version: str
     version_label: str
     pool: str | None

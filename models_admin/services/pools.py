@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Sum
+from django.db.models import F, OuterRef, Subquery, Sum
+from django.db.models.functions import Coalesce, Greatest
 
 from models_admin.errors import Conflict, NotFound
-from models_admin.models import AcceleratorPool, ModelConfig, PoolKind, Rebalancing
-from models_admin.services.audit import audit
+from models_admin.models import AcceleratorPool, ModelConfig, ModelVersion, PoolKind, Rebalancing
+from models_admin.services.audit import audit, changes, settings_of, state
 from models_admin.services.problems import ID, Problem, bad_id, one_of, out_of_range, refuse
 from models_admin.services.rows import values
 
@@ -55,10 +56,10 @@ def register_pool(pool: AcceleratorPool, *, actor: str = "") -> tuple[Accelerato
         try:
             with transaction.atomic():
                 pool.save(force_insert=True)
+                audit("pool_registered", pool.pk, actor, kind="pool", detail=settings_of(pool))
         except IntegrityError:
             existing = find_pool(pool.pk)
         else:
-            audit("pool_registered", pool.pk, actor)
             return pool, True
     if values(existing) != values(pool):
         raise Conflict(f"There is another pool {pool.pk!r} already.", code="pool_exists")
@@ -67,9 +68,16 @@ def register_pool(pool: AcceleratorPool, *, actor: str = "") -> tuple[Accelerato
 
 def save_pool(pool: AcceleratorPool, *, actor: str = "") -> None:
     """Store a pool as it is, new or changed."""
-    refuse(pool_problems(pool))
-    pool.save()
-    audit("pool_saved", pool.pk, actor)
+    with transaction.atomic():
+        # Locked first: a model that starts meanwhile needs devices, too.
+        stored = AcceleratorPool.objects.select_for_update().filter(pk=pool.pk).first()
+        refuse(pool_problems(pool))
+        if stored is None:
+            pool.save(force_insert=True)
+            audit("pool_registered", pool.pk, actor, kind="pool", detail=settings_of(pool))
+        elif detail := changes(state(stored), state(pool)):
+            pool.save()
+            audit("pool_changed", pool.pk, actor, kind="pool", detail=detail)
 
 
 def change_pool(pool_id: str, changes: Mapping[str, Any], *, actor: str = "") -> AcceleratorPool:
@@ -84,8 +92,34 @@ def change_pool(pool_id: str, changes: Mapping[str, Any], *, actor: str = "") ->
     return pool
 
 
+def remove_pool(pool_id: str, *, actor: str = "") -> None:
+    """Delete a pool that no model belongs to; what it decided and measured is kept its time."""
+    with transaction.atomic():
+        pool = AcceleratorPool.objects.select_for_update().filter(pk=pool_id).first()
+        if pool is None:
+            raise NotFound(f"There is no pool {pool_id!r}.")
+        if models := list(pool.models.order_by("pk").values_list("pk", flat=True)[:5]):
+            raise Conflict(
+                f"Models belong to pool {pool_id!r} ({', '.join(models)}); give them another pool "
+                "first.",
+                code="pool_in_use",
+            )
+        audit("pool_removed", pool_id, actor, kind="pool", detail=settings_of(pool))
+        pool.delete()
+
+
 def devices_used(pool_id: str, *, without: str = "") -> int:
-    """Return how many devices of a pool the started models want, one of them left out."""
+    """Return how many devices of a pool the started models want, one of them left out.
+
+    While a version replaces another, the two together may want more than their model does.
+    """
+    versions = (
+        ModelVersion.objects.filter(model=OuterRef("pk"))
+        .values("model")
+        .annotate(replicas=Sum("replicas"))
+        .values("replicas")
+    )
     models = ModelConfig.objects.filter(pool=pool_id, started=True).exclude(pk=without)
-    used = models.aggregate(used=Sum(F("wanted_replicas") * F("devices_per_replica")))["used"]
+    replicas = Greatest(F("wanted_replicas"), Coalesce(Subquery(versions), 0))
+    used = models.aggregate(used=Sum(replicas * F("devices_per_replica")))["used"]
     return int(used or 0)

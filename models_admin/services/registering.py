@@ -7,21 +7,35 @@ from typing import Final, Unpack
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from models_admin import checkpoints, probe, secrets, versions
-from models_admin.directory import call_headers
+from models_admin import checkpoints, secrets, versions
 from models_admin.errors import Conflict, NotFound
-from models_admin.models import ModelConfig, ModelKind, ModelVersion, PoolKind, Protocol
-from models_admin.services.audit import audit
+from models_admin.models import (
+    NO_PRIORITY,
+    ModelConfig,
+    ModelKind,
+    ModelVersion,
+    PoolKind,
+)
+from models_admin.services import looking
+from models_admin.services.audit import audit, changes, settings_of, state
 from models_admin.services.fields import SECRETS, ModelFields
+from models_admin.services.looking import Look, Seen
 from models_admin.services.problems import Problem, refuse
 from models_admin.services.room import check_room, lack_of_room
 from models_admin.services.rows import lock, values
-from models_admin.services.validation import LOADERS, find_problems
+from models_admin.services.validation import find_problems
 
-VersionProbe = Callable[..., str]
-"""`probe.reported_version`, or what a test has instead."""
-_SERVED: Final = ("url", "model_name", "checkpoint", "version_label")
+Warn = Callable[[str], None]
+"""Is told what a person should know of a model that is taken all the same."""
+_SERVED: Final = (
+    *("url", "protocol", "model_name", "version_label"),
+    *("pool_id", "loader", "checkpoint", "serving"),
+)
 """A change of these may mean that another version is served."""
+
+
+def _unheard(warning: str) -> None:
+    """Nobody listens."""
 
 
 def find_model(model_id: str) -> ModelConfig:
@@ -37,13 +51,15 @@ def register_model(
     *,
     now: datetime,
     actor: str = "",
-    ask_version: VersionProbe = probe.reported_version,
+    look: Look = looking.look,
+    warn: Warn = _unheard,
     **fields: Unpack[ModelFields],
 ) -> tuple[ModelConfig, bool]:
     """Store a new model; return it and whether it is new.
 
-    Its version is computed from the checkpoint, or asked of the external server (which need not
-    be up: then its first answer tells). Registering the same model again changes nothing.
+    Its version is computed from the checkpoint, or asked of the external server, which need not
+    be up (then its first answer tells) but must not answer like something else. Registering the
+    same model again changes nothing.
     """
     model = _with_defaults(ModelConfig(id=model_id, created_at=now, updated_at=now), fields)
     refuse(find_problems(model, fields, new=True))
@@ -51,17 +67,18 @@ def register_model(
     if existing is None:
         _assign(model, fields)
         model.wanted_replicas = model.replicas_default
-        model.version = model.version or _find_version(model, ask_version)
+        found = _find_version(model, look, warn)
+        model.version = model.version or found
         try:
             with transaction.atomic():
                 if model.kind == ModelKind.EXTERNAL:
                     versions.settle(model, model.version)
                 model.save(force_insert=True)
                 _note_version(model, model.version, now)
+                audit("model_registered", model_id, actor, kind="model", detail=settings_of(model))
         except IntegrityError:
             existing = find_model(model_id)
         else:
-            audit("model_registered", model_id, actor)
             return find_model(model_id), True
     if not _is_same(existing, model, fields):
         raise Conflict(
@@ -82,12 +99,24 @@ def model_problems(model_id: str, fields: ModelFields, *, new: bool) -> list[Pro
     return problems
 
 
+def look_at(model_id: str, fields: ModelFields, *, new: bool) -> Seen:
+    """Look at the server of an external model as it would be stored (for forms)."""
+    model = ModelConfig(id=model_id) if new else find_model(model_id)
+    before = {name: getattr(model, name) for name in _SERVED}
+    _assign(model, fields)
+    same = all(getattr(model, name) == value for name, value in before.items())
+    if model.kind == ModelKind.HOSTED or (same and not new):
+        return Seen()
+    return looking.look(model)
+
+
 def update_model(
     model_id: str,
     *,
     now: datetime,
     actor: str = "",
-    ask_version: VersionProbe = probe.reported_version,
+    look: Look = looking.look,
+    warn: Warn = _unheard,
     **fields: Unpack[ModelFields],
 ) -> ModelConfig:
     """Change settings of a model.
@@ -108,10 +137,10 @@ def update_model(
     asks = "version" in fields or moved
     found = fields.pop("version", "")
     if asks and not found:
-        found = _find_version(model, ask_version)
+        found = _find_version(model, look, warn)
     with transaction.atomic():
         current = lock(model_id)
-        label = current.version_label
+        label, stored = current.version_label, state(current)
         _assign(current, fields)
         if fields.get("pinned") is False:
             current.pinned_until = None
@@ -128,7 +157,8 @@ def update_model(
             current.version = found
         current.updated_at = now
         current.save()
-    audit("model_changed", model_id, actor)
+        if detail := changes(stored, state(current)):
+            audit("model_changed", model_id, actor, kind="model", detail=detail)
     return find_model(model_id)
 
 
@@ -138,14 +168,14 @@ def remove_model(model_id: str, *, actor: str = "") -> None:
         model = lock(model_id)
         if model.started:
             raise Conflict(f"Model {model_id!r} is started; stop it first.", code="started")
+        audit("model_removed", model_id, actor, kind="model", detail=settings_of(model))
         model.delete()
-    audit("model_removed", model_id, actor)
 
 
 def _with_defaults(model: ModelConfig, fields: ModelFields) -> ModelConfig:
     _assign(model, _without_secrets(fields))
     if model.kind == ModelKind.HOSTED:
-        model.loader = model.loader or LOADERS[0]
+        model.loader = model.loader or checkpoints.DEFAULT_LOADER
         model.model_name = model.model_name or model.pk
         if "replicas_max" not in fields:
             model.replicas_max = max(model.replicas_default, 1)
@@ -170,23 +200,36 @@ def _assign(model: ModelConfig, fields: ModelFields) -> ModelConfig:
             model.headers = {header: secrets.seal(secret) for header, secret in sent.items()}
         elif name == "url":
             model.url = fields["url"].rstrip("/")
+        elif name == "priority_style":
+            style = fields["priority_style"]
+            model.priority_style = "" if style == NO_PRIORITY else style
+            if style:
+                model.sends_priority = style != NO_PRIORITY and fields.get("sends_priority", True)
+        elif name == "sends_priority":
+            if not fields.get("priority_style"):
+                model.sends_priority = fields["sends_priority"]
         else:
             setattr(model, name, value)
     return model
 
 
-def _find_version(model: ModelConfig, ask_version: VersionProbe) -> str:
+def _find_version(model: ModelConfig, look: Look, warn: Warn) -> str:
     if model.kind == ModelKind.HOSTED:
         found = checkpoints.find(model.checkpoint, root=settings.AIRS_CHECKPOINT_ROOT)
         device = model.pool.kind if model.pool else PoolKind.CPU
-        return checkpoints.version(found, device=device)
-    if model.protocol == Protocol.OIP:
-        return ask_version(model.url, model.model_name, headers=call_headers(model))
-    return ""
+        return checkpoints.version(found, device=device, loader=model.loader, serving=model.serving)
+    seen = look(model)
+    if seen.wrong:
+        refuse([Problem(field="url", code="wrong_answer", detail=seen.wrong)])
+    if seen.warning:
+        warn(seen.warning)
+    return seen.version
 
 
 def _note_version(model: ModelConfig, version: str, now: datetime) -> None:
-    if version:
+    if version and model.kind == ModelKind.HOSTED:
+        versions.propose(model, version, now)
+    elif version:
         ModelVersion.objects.get_or_create(
             model=model,
             version=version,

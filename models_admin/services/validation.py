@@ -10,6 +10,8 @@ from django.conf import settings
 from models_admin import checkpoints, secrets, serving
 from models_admin.errors import CheckpointRefused
 from models_admin.models import (
+    NO_PRIORITY,
+    STYLES,
     VERSION_LENGTH,
     AcceleratorPool,
     ModelConfig,
@@ -19,7 +21,6 @@ from models_admin.models import (
 from models_admin.services.fields import ModelFields
 from models_admin.services.problems import ID, Problem, bad_id, one_of, out_of_range
 
-LOADERS: Final = ("bert_encoder",)
 MAX_REPLICAS: Final = 64
 MAX_HEADERS: Final = 16
 MAX_SECRET_CHARACTERS: Final = 8_192
@@ -37,7 +38,9 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _OUR_HEADERS: Final = frozenset(
     {"connection", "content-length", "content-type", "expect", "host", "transfer-encoding"}
 )
-_ONLY_EXTERNAL: Final = ("url", "api_key", "headers", "version", "version_label")
+_ONLY_EXTERNAL: Final = (
+    *("url", "api_key", "headers", "version", "version_label", "priority_style"),
+)
 _ONLY_HOSTED: Final = ("pool", "loader", "checkpoint", "serving", "pinned")
 
 
@@ -83,8 +86,9 @@ def _hosted_problems(model: ModelConfig, fields: ModelFields, *, new: bool) -> l
         problems.append(
             Problem(field="protocol", code="bad_choice", detail="hosted models speak oip")
         )
-    if model.loader not in LOADERS:
-        problems.append(Problem(field="loader", code="bad_choice", detail=one_of(LOADERS)))
+    known = checkpoints.loaders()
+    if model.loader not in known:
+        problems.append(Problem(field="loader", code="bad_choice", detail=_loaders(known)))
     if not model.replicas_min <= model.replicas_default <= model.replicas_max:
         problems.append(
             Problem(
@@ -101,12 +105,24 @@ def _hosted_problems(model: ModelConfig, fields: ModelFields, *, new: bool) -> l
         problems.append(
             Problem(field="checkpoint", code="missing_field", detail="a hosted model needs one")
         )
-    elif "checkpoint" in fields:
-        try:
-            checkpoints.find(model.checkpoint, root=settings.AIRS_CHECKPOINT_ROOT)
-        except CheckpointRefused as refusal:
-            problems.append(Problem(field="checkpoint", code=refusal.code, detail=refusal.detail))
+    elif "checkpoint" in fields or "loader" in fields:
+        problems += _checkpoint_problems(model, model.loader if model.loader in known else None)
     return [*problems, *_pool_problems(model)]
+
+
+def _loaders(known: Sequence[str]) -> str:
+    if not known:
+        return "no loader is installed at all: run `pip install -e .` in the checkout of AIRS"
+    return f"{one_of(known)}; a package of yours adds one by the entry-point group airs.loaders"
+
+
+def _checkpoint_problems(model: ModelConfig, loader: str | None) -> list[Problem]:
+    """Look at the files, and at their headers with the loader that is to read them."""
+    try:
+        checkpoints.find(model.checkpoint, root=settings.AIRS_CHECKPOINT_ROOT, loader=loader)
+    except CheckpointRefused as refusal:
+        return [Problem(field="checkpoint", code=refusal.code, detail=refusal.detail)]
+    return []
 
 
 def _pool_problems(model: ModelConfig) -> list[Problem]:
@@ -124,6 +140,10 @@ def _pool_problems(model: ModelConfig) -> list[Problem]:
 
 def _external_problems(model: ModelConfig, fields: ModelFields) -> list[Problem]:
     problems = _foreign(fields, _ONLY_HOSTED, "is of hosted models only")
+    styles = STYLES.get(model.protocol, ())
+    if model.priority_style and model.priority_style not in styles:
+        known = one_of([NO_PRIORITY, *styles])
+        problems.append(Problem(field="priority_style", code="bad_choice", detail=f"here {known}"))
     if detail := _url_problem(model.url):
         problems.append(Problem(field="url", code="url_not_allowed", detail=detail))
     for name in ("version", "version_label"):

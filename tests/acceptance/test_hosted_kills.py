@@ -13,6 +13,7 @@ from tests.acceptance.stack import Stack, ndjson, remove, rows, start_stack, unt
 pytestmark = pytest.mark.acceptance
 
 ROWS = 5_000
+FEWER = 2_500
 AFTER_FAULT_S = 60.0
 WINDOW = 16
 BATCH = 12
@@ -88,3 +89,73 @@ def test_a_killed_host_costs_no_rating(stack: Stack, victim: str) -> None:
     smallest = -(-ROWS // BATCH)
     assert smallest <= result["model_calls"] <= smallest + 4 * WINDOW
     assert {rating["state"] for rating in stack.ratings(workflow_id)} == {"COMPLETED"}
+
+
+def test_a_notice_to_the_server_costs_neither_a_request_nor_an_attempt(stack: Stack) -> None:
+    _wait_served(stack)
+    documents = rows(FEWER, prefix="notice-", words=20)
+    workflow_id = stack.submit("tiny", ndjson(documents), name="notice")["id"]
+    until(
+        lambda: stack.workflow(workflow_id)["counts"]["completed"] > FEWER // 20,
+        timeout_s=60,
+        what="the workflow is under way",
+    )
+
+    psutil.Process(_server_pid(stack)).terminate()
+
+    result = stack.wait_finished(workflow_id, timeout_s=AFTER_FAULT_S)
+    assert result["counts"]["completed"] == FEWER, result
+    tried = stack.query(
+        "SELECT max(b.attempts), max(b.calls), max(s.failures)"
+        " FROM fulfillment_batch b, models_admin_modelserver s"
+        " WHERE b.workflow_id = (SELECT id FROM fulfillment_workflow WHERE name = 'notice')"
+        " AND s.model_id = 'tiny'"
+    )
+    assert tried == [(1, 1, 0)], "one call a batch, and it was answered"
+
+
+def test_a_version_is_replaced_while_work_of_both_is_under_way(stack: Stack) -> None:
+    """Each workflow is rated by the version that it is pinned to, and nothing is asked twice."""
+    _wait_served(stack)
+    before = stack.client.get("/api/v1/models/tiny").json()["version"]
+    first = stack.submit("tiny", ndjson(rows(FEWER, prefix="first-", words=20)), name="first")["id"]
+    until(
+        lambda: stack.workflow(first)["counts"]["completed"] > FEWER // 20,
+        timeout_s=60,
+        what="the workflow is under way",
+    )
+
+    answer = stack.client.patch("/api/v1/models/tiny", json={"checkpoint": "tiny:1"})
+    assert answer.is_success, answer.text
+    until(
+        lambda: stack.client.get("/api/v1/models/tiny").json()["version"] != before,
+        timeout_s=60,
+        what="the new version serves",
+        every_s=0.3,
+    )
+    after = stack.client.get("/api/v1/models/tiny").json()["version"]
+    second = stack.submit("tiny", ndjson(rows(FEWER, prefix="next-", words=20)), name="next")["id"]
+
+    of = "(SELECT id FROM fulfillment_workflow WHERE name = %s)"
+    for workflow_id, name, version in ((first, "first", before), (second, "next", after)):
+        result = stack.wait_finished(workflow_id, timeout_s=AFTER_FAULT_S)
+        assert result["state"] == "COMPLETED", result
+        batches = f"SELECT count(*) FROM fulfillment_batch WHERE workflow_id = {of}"
+        assert [(result["model_calls"],)] == stack.query(batches, name), "none in vain"
+        pinned = stack.query(
+            "SELECT DISTINCT v.spec->>'model_version' FROM fulfillment_ratingrequest r"
+            " JOIN fulfillment_rating a ON a.id = r.rating_id"
+            " JOIN fulfillment_raterversion v ON v.id = a.rater_version_id"
+            f" WHERE r.workflow_id = {of}",
+            name,
+        )
+        assert pinned == [(version,)]
+    until(
+        lambda: (
+            stack.query("SELECT state FROM models_admin_modelversion WHERE version = %s", before)
+            == [("retired",)]
+        ),
+        timeout_s=60,
+        what="the old version is retired",
+        every_s=0.5,
+    )

@@ -37,4 +37,12 @@ def act(page: Page, row: str, action: str) -> str:
     page.select_option("select[name=action]", action)
     with page.expect_navigation():
         page.click("button[name=index]")
+    confirm(page)
     return page.locator(".messagelist").inner_text()
+
+
+def confirm(page: Page) -> None:
+    """Say yes where the page asks."""
+    if (button := page.locator("button[name=confirmed]")).count():
+        with page.expect_navigation():
+            button.click()

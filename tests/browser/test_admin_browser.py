@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.acceptance.stack import Stack, Stub, ndjson, rows, until
 from tests.browser.conftest import log_in
-from tests.browser.pages import FULFILLMENT, MODELS, act, errors, fill, save
+from tests.browser.pages import FULFILLMENT, MODELS, act, confirm, errors, fill, save
 from tests.fakes import Step, scripted
 
 pytestmark = [
@@ -97,18 +97,81 @@ def test_a_hosted_model_is_started_restarted_and_stopped(stack: Stack, page: Pag
     assert "Started tiny-ui." in act(page, "tiny-ui", "start")
     _shows(page, "1 of 1 ready: 1 READY")
     # Its share of time is known from the second look of the host agent on.
-    until(lambda: _replica(page)["busy"].endswith("%"), timeout_s=20, what="it says how busy it is")
-    before = _replica(page)
+    until(
+        lambda: [row["busy"][-1:] for row in _serving(page)] == ["%"],
+        timeout_s=20,
+        what="it says how busy it is",
+    )
+    (before,) = _serving(page)
     assert "Restarted tiny-ui." in act(page, "tiny-ui", "restart")
-    _shows(page, "0 of 1 ready")
-    _shows(page, "1 of 1 ready: 1 READY")
-    after = _replica(page)
-    assert "Stopped tiny-ui." in act(page, "tiny-ui", "stop")
-    _shows(page, "0 of 0 ready: 1 STOPPED")
 
-    assert before["state"] == after["state"] == "READY"
+    def is_another() -> bool:
+        return [row["pid"] != before["pid"] for row in _serving(page)] == [True]
+
+    until(is_another, timeout_s=90, what="another replica serves", every_s=0.3)
+    assert "Stopped tiny-ui." in act(page, "tiny-ui", "stop")
+    _shows(page, "0 of 0 ready")
+
     assert before["seen"].endswith("s ago")
-    assert before["pid"] != after["pid"]
+
+
+def test_the_page_of_a_model_is_acted_on_watched_and_tried(stack: Stack, page: Page) -> None:
+    model = {"id": "tiny-page", "kind": "hosted", "checkpoint": "tiny:0", "replicas": {"max": 2}}
+    assert stack.client.post("/api/v1/models", json=model).status_code == 201
+    page.goto(f"{MODELS}/modelconfig/tiny-page/change/")
+    replicas = page.locator("#replicas")
+    expect(replicas).to_contain_text("start the model")
+
+    _do(page, "Start")
+    expect(page.locator(".messagelist")).to_contain_text("Started tiny-page.")
+    # The table follows by itself: nobody loads the page again.
+    expect(replicas).to_contain_text("1 of 1 ready: 1 READY", timeout=90_000)
+    first = replicas.locator("tr.replica").first
+    expect(first.locator(".field-address")).to_contain_text("http://")
+    expect(first.locator(".field-busy")).to_contain_text("%", timeout=20_000)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+    page.fill("#id_try-query", "tea")
+    page.fill("#id_try-texts", "green tea\n<b>rocks</b>")
+    with page.expect_navigation():
+        page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("#tried .field-output")).to_have_count(2)
+    expect(page.locator("#tried .field-output").first).to_contain_text("score")
+    expect(page.locator("#tried .field-facts")).to_contain_text("version tiny-0")
+    page.get_by_role("link", name="Back to the model").click()
+
+    # By the keyboard alone: the link, the number, the button.
+    page.get_by_role("link", name="Resize", exact=True).focus()
+    page.keyboard.press("Enter")
+    number = page.locator("#id_replicas")
+    expect(number).to_have_value("1")
+    number.fill("3")
+    with page.expect_navigation():
+        number.press("Enter")
+    expect(page.locator(".messagelist")).to_contain_text("replicas: from 0 to 2")
+    page.get_by_role("link", name="Resize", exact=True).click()
+    page.locator("#id_replicas").fill("2")
+    with page.expect_navigation():
+        page.locator("#id_replicas").press("Enter")
+    expect(page.locator(".messagelist")).to_contain_text("Resized tiny-page.")
+    expect(replicas).to_contain_text("2 of 2 ready: 2 READY", timeout=90_000)
+
+    page.get_by_role("link", name="Stop", exact=True).click()
+    expect(page.locator("#content")).to_contain_text("2 of 2 ready")
+    page.get_by_role("link", name="Back", exact=True).click()
+    _do(page, "Stop")
+    expect(replicas).to_contain_text("0 of 0 ready: 2 STOPPED", timeout=60_000)
+    page.goto(f"{MODELS}/auditentry/?kind=model&q=tiny-page")
+    acts = page.locator("#result_list .field-action").all_inner_texts()
+    assert acts == [
+        *("model_stopped", "model_resized", "model_tried", "model_started", "model_registered")
+    ]
+
+
+def _do(page: Page, act: str) -> None:
+    """Follow a link of the model's page, and say yes."""
+    page.get_by_role("link", name=act, exact=True).click()
+    confirm(page)
 
 
 def _shows(page: Page, replicas: str) -> None:
@@ -121,16 +184,18 @@ def _shows(page: Page, replicas: str) -> None:
     until(shown, timeout_s=90, what=f"tiny-ui shows {replicas!r}", every_s=0.3)
 
 
-def _replica(page: Page) -> dict[str, str]:
-    """Return the row of the replica table on the model's page; go back to the list."""
+def _serving(page: Page) -> list[dict[str, str]]:
+    """Return the rows of the replica table that serve; go back to the list."""
     page.goto(f"{MODELS}/modelconfig/tiny-ui/change/")
-    cells = page.locator("#servers-group tbody tr.has_original td[class^=field-]")
-    found = {
-        str(cell.get_attribute("class")).split()[0].removeprefix("field-"): cell.inner_text()
-        for cell in cells.all()
-    }
+    rows = [
+        {
+            str(cell.get_attribute("class")).removeprefix("field-"): cell.inner_text()
+            for cell in row.locator("td[class^=field-]").all()
+        }
+        for row in page.locator("#replicas tr.replica").all()
+    ]
     page.go_back()
-    return found
+    return [row for row in rows if row["state"].startswith("READY")]
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,12 @@ def _is_busy_for_three_quarters(stack: Stack, page: Page) -> None:
         VALUES (now(), 'qa', 'moved', 'pool-moves', 1, 3e6, 4e6) RETURNING id
         """
     )
-    for address in ("acceleratorpool/pool-moves", "modelconfig/moved"):
+    for address, place in (
+        ("acceleratorpool/pool-moves", ".field-duty"),
+        ("modelconfig/moved", "#replicas"),
+    ):
         page.goto(f"{MODELS}/{address}/change/")
-        expect(page.locator(".field-duty")).to_contain_text("75.0% in the last hour")
+        expect(page.locator(place)).to_contain_text("75.0% in the last hour")
     page.goto(f"{MODELS}/utilizationsample/")
     page.get_by_role("link", name="moved", exact=True).click()
     page.get_by_role("link", name="pool-moves", exact=True).click()

@@ -143,7 +143,7 @@ def test_the_page_of_a_workflow_says_when_its_owner_is_over_its_share(admin: Cli
         allowed=0.2, written_at=database_now(),
     )  # fmt: skip
 
-    assert "Is not over its share." in before
+    assert "It is not over its share" in before
     assert "took 50% of the rater of late" in admin.get(page).content.decode()
 
 

@@ -544,7 +544,8 @@ def test_a_workflow_shows_all_that_the_interface_promises() -> None:
             "score_sum": 10.0,
             "model_calls": 3,
             "attempts": 4,
-            "accelerator_seconds": 1.25,
+            "accelerator_seconds": 3.5,
+            "device_seconds": 1.25,
         },
     )
 

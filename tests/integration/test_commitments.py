@@ -125,12 +125,13 @@ class TestWhatABatchTakes:
         DIRECTORY.live = [Replica(key="r1"), Replica(key="r2")]
         sample(NOW - MINUTE / 2, ready=90)
         # 60 batches of ten in half a minute, each held for eight seconds, by two replicas.
-        sample(NOW, ready=30, worked=600, call_seconds=480)
+        sample(NOW, ready=30, worked=600, call_seconds=480, device_seconds=54)
 
         found = learned()
 
         assert found is not None
         assert 10 * found.seconds_a_request == pytest.approx(1.0)
+        assert 10 * found.device_seconds_a_request == pytest.approx(0.9)
         assert 10 * found.call_seconds_a_request == pytest.approx(8.0)
         assert (found.exact, found.servers, found.requests) == (True, 2, 600)
         assert (found.measured_at, found.read_to) == (NOW, NOW)

@@ -520,6 +520,25 @@ def test_a_replica_with_little_work_waits_for_no_thread() -> None:
     assert dispatcher.wake_and_run().sent == 7
 
 
+def test_whoever_shares_a_model_with_urgent_work_keeps_its_turns_without_a_thread() -> None:
+    boot(slots=8 * BATCHES_A_THREAD)
+    urgent, other = rater("urgent"), rater("other")
+    submit(names(60, "high"), of=urgent, batch_size=1, priority=90)
+    workflow = submit(names(20, "middle"), of=other, batch_size=1)
+    dispatcher = queue()
+    dispatcher.wake_and_run()
+    started = {batch.pk for batch in batches(workflow) if batch.state == BatchState.LEASED}
+
+    for _ in range(20):
+        ended = Batch.objects.filter(state=BatchState.LEASED, workflow__rater="urgent")
+        end(list(ended.order_by("pk")[:1]))
+        dispatcher.memory.held.forget()
+        dispatcher.wake_and_run()
+
+    out = {batch.pk for batch in batches(workflow) if batch.state == BatchState.LEASED}
+    assert len(out - started) >= 4
+
+
 def test_what_leaves_for_its_share_is_one_message_with_those_above_it() -> None:
     boot(slots=100)
     submit(names(40), batch_size=1)

@@ -43,7 +43,8 @@ def cost(seconds_a_batch: float = 1.0, **changes: Any) -> RaterCost:
         **{
             "rater_id": RATER,
             "seconds_a_request": seconds_a_batch / 10,
-            "call_seconds_a_request": 0.8 * seconds_a_batch,
+            "call_seconds_a_request": 4.0 * seconds_a_batch,
+            "device_seconds_a_request": 0.8 * seconds_a_batch,
             "requests": 1_000,
             "exact": True,
             "measured_at": now,

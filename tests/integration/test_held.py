@@ -217,3 +217,16 @@ def test_a_pass_looks_at_the_windows_of_raters_that_have_room(
 
     assert one == many
     assert one[1] == 1
+
+
+def test_messages_are_out_until_they_came_back(running: Queue, executor: uuid.UUID) -> None:
+    known = running.memory.held
+    assert known.messages == len(running.sent) == MANY
+
+    come_back(running, executor, 2)
+    ring(running)
+    known.look(database_now())
+    assert known.messages == MANY - 2
+    known.forget()
+    known.look(database_now())
+    assert known.messages == MANY - 2

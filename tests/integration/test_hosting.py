@@ -1,8 +1,4 @@
-"""The host agent with real processes: most tests run a stub server, the last ones the real parts.
-
-The stub behaves by its checkpoint (`tiny:<mode>`), so that nothing but the product's own command
-line reaches it. Time is the test's: `Clock` moves the database's and the backend's clock together.
-"""
+"""The host agent with real processes: most tests run a stub, the last ones the real server."""
 
 import os
 import signal
@@ -11,11 +7,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.conf import settings as site
@@ -23,10 +16,9 @@ from django.db import connection
 from pytest_django import Settings
 
 from models_admin import rebalancer, services
-from models_admin.agent import HostAgent
 from models_admin.clock import database_now
 from models_admin.directory import HEARTBEAT_LIMIT, directory
-from models_admin.hosting import Launch, LaunchFailed, LocalBackend, ReplicaName
+from models_admin.hosting import Launch, LaunchFailed, ReplicaName
 from models_admin.models import (
     AcceleratorPool,
     ModelConfig,
@@ -38,159 +30,25 @@ from models_admin.models import (
 from models_admin.policy.reconcile import ServerState
 from tests import demand_source
 from tests.demand_source import SOURCE, Due, Work
-
-NORMAL, DIES_AT_ONCE, NEVER_READY, DEAF, BUSY = range(5)
-
-STUB = """
-import argparse, json, os, signal, sys, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-parser = argparse.ArgumentParser()
-for name in ("model-name", "checkpoint", "checkpoint-root", "cache-dir", "port", "max-queue",
-             "drain-seconds"):
-    parser.add_argument("--" + name)
-parser.add_argument("--exit-with-parent", action="store_true")
-options = parser.parse_args()
-mode = int(options.checkpoint.removeprefix("tiny:"))
-state = {
-    "ready": mode != 2,
-    "model_version": f"stub-{mode}",
-    "busy_seconds": 1.5,
-    "rows_total": 7,
-    "queue_rows": 5 if mode == 4 else 0,
-}
-print("a line of noise, with the secret:", os.environ.get("DATABASE_URL"), flush=True)
-if mode == 1:
-    print("no such weights", flush=True)
-    sys.exit(3)
-if mode == 3:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        found = self.path == f"/v2/models/{options.model_name}/stats"
-        self.answer(200 if found else 404, state)
-
-    def do_POST(self):
-        state["queue_rows"] = 0
-        self.answer(200, {})
-
-    def answer(self, status, body):
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *args):
-        pass
-
-server = ThreadingHTTPServer(("127.0.0.1", int(options.port)), Handler)
-url = f"http://127.0.0.1:{server.server_port}"
-print(json.dumps({"event": "listening", "url": url}), flush=True)
-server.serve_forever()
-"""
-
-
-@dataclass
-class Clock:
-    """Real time, and the jumps of the test."""
-
-    jumped: timedelta = timedelta(0)
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + self.jumped
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.jumped.total_seconds()
-
-    def jump(self, **span: float) -> None:
-        self.jumped += timedelta(**span)
-
-
-@dataclass
-class Host:
-    """A machine with its agent, stepped by the test."""
-
-    home: Path
-    stub: Path
-    clock: Clock = field(default_factory=Clock)
-    root: Path = field(init=False)
-    backend: LocalBackend = field(init=False)
-    agent: HostAgent = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.root = self.home / "checkpoints"
-        self.backend = LocalBackend(
-            logs=self.home / "logs",
-            cache=self.home / "cache",
-            checkpoint_root=self.root,
-            cwd=self.home,
-            environ=os.environ,
-            command=(sys.executable, str(self.stub)),
-            term_grace_s=5.0,
-            monotonic=self.clock.monotonic,
-        )
-        self.new_agent()
-
-    def new_agent(self) -> None:
-        self.agent = HostAgent(
-            name="local", boot_id=uuid4(), backend=self.backend, checkpoint_root=self.root
-        )
-
-    def step(self) -> None:
-        self.agent.run_once(self.clock.now())
-
-    def until(self, reached: Callable[[], bool]) -> None:
-        """Run passes until a state is reached that depends on a process."""
-        deadline = time.monotonic() + 20
-        while not reached():
-            assert time.monotonic() < deadline, [vars(row) for row in ModelServer.objects.all()]
-            time.sleep(0.02)
-            self.step()
-
-    def until_state(self, *states: ServerState) -> list[ModelServer]:
-        """Run passes until the replicas stand so, in order of ordinals."""
-        self.until(lambda: [row.state for row in servers()] == list(states))
-        return servers()
-
-
-def servers() -> list[ModelServer]:
-    return list(ModelServer.objects.order_by("model_id", "ordinal"))
-
-
-def register(mode: int = NORMAL, *, name: str = "mini", **fields: Any) -> ModelConfig:
-    services.register_model(
-        name,
-        now=datetime.now(UTC),
-        kind="hosted",
-        checkpoint=f"tiny:{mode}",
-        **{"replicas_max": 4, **fields},
-    )
-    return services.start_model(name, now=datetime.now(UTC))
-
-
-def lives(pid: int | None) -> bool:
-    """Say whether a process runs; one that waits to be reaped does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def wait_for(reached: Callable[[], bool], *, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "did not come about in time"
-        time.sleep(0.05)
+from tests.hosted_machine import (
+    BUSY,
+    DEAF,
+    DIES_AT_ONCE,
+    NEVER_READY,
+    Host,
+    lives,
+    machine,
+    register,
+    servers,
+    serving,
+    wait_for,
+)
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    stub = tmp_path / "stub.py"
-    stub.write_text(STUB)
-    host = Host(home=tmp_path, stub=stub)
-    yield host
-    host.backend.stop_all()
+    with machine(tmp_path) as host:
+        yield host
 
 
 @pytest.mark.django_db
@@ -313,12 +171,12 @@ class TestAgent:
         assert row.pid is not None
 
         os.kill(row.pid, signal.SIGSTOP)
-        host.clock.jump(seconds=16)
+        host.clock.jump(seconds=10.5)
         host.step()
         assert directory.replicas(host.clock.now()) == []
         assert servers()[0].state == ServerState.READY, "a slow answer costs no restart"
 
-        host.clock.jump(seconds=16)
+        host.clock.jump(seconds=10)
         host.step()
         assert servers()[0].state == ServerState.BACKOFF
         host.clock.jump(seconds=6)
@@ -338,7 +196,7 @@ class TestAgent:
         assert kept.pid == before[0].pid
         assert gone.pid is None
 
-    def test_a_restart_leaves_one_replica_serving(self, host: Host) -> None:
+    def test_a_restart_starts_the_next_one_before_it_ends_another(self, host: Host) -> None:
         register(replicas_default=2)
         before = host.until_state(ServerState.READY, ServerState.READY)
         least = 2
@@ -351,8 +209,9 @@ class TestAgent:
             host.clock.jump(seconds=1)
             least = min(least, len(directory.replicas(host.clock.now())))
 
-        assert least == 1
-        host.until_state(ServerState.READY, ServerState.READY)
+        assert least == 2
+        host.until(lambda: len(serving()) == 2)
+        assert {row.generation for row in serving()} == {1}
 
     def test_a_checkpoint_that_became_a_link_out_is_not_launched(self, host: Host) -> None:
         register()
@@ -472,7 +331,7 @@ class TestDevices:
         services.register_pool(
             AcceleratorPool(id="box", devices=2, rebalancing=Rebalancing.ON), actor="test"
         )
-        register(BUSY, name="donor", pool="box", replicas_default=2)
+        register(BUSY, name="donor", pool="box", replicas_default=2, timeout_s=30)
         first, second = host.until_state(ServerState.READY, ServerState.READY)
         register(name="receiver", pool="box")
         now = host.clock.now()
@@ -504,8 +363,9 @@ class TestDevices:
             assert time.monotonic() < deadline
             self.states(host)
             host.clock.jump(seconds=1)
+            assert serving(), "one at a time"
 
-        host.until_state(ServerState.READY, ServerState.READY)
+        host.until(lambda: len(serving()) == 2)
 
     def test_no_more_start_in_one_pass_than_there_are_devices_for(self, host: Host) -> None:
         services.register_pool(AcceleratorPool(id="box", devices=2))

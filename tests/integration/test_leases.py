@@ -271,7 +271,8 @@ def test_a_finish_writes_ratings_requests_and_progress() -> None:
                 failed={1: "invalid_request"},
                 timed_out={2: "deadline"},
                 calls=3,
-                accelerator_seconds=1.5,
+                accelerator_seconds=4.0,
+                device_seconds=1.5,
             )
         ]
     )
@@ -298,7 +299,8 @@ def test_a_finish_writes_ratings_requests_and_progress() -> None:
     assert (batch.lease_until, batch.boot_id, batch.started_at) == (None, None, None)
     assert not flights()
     found = counts_add_up(workflow)
-    assert (found["model_calls"], found["attempts"], found["accelerator_seconds"]) == (3, 1, 1.5)
+    assert (found["model_calls"], found["attempts"]) == (3, 1)
+    assert (found["accelerator_seconds"], found["device_seconds"]) == (4.0, 1.5)
 
 
 def test_equal_rows_get_one_outcome_and_the_first_counts_as_the_models() -> None:

@@ -4,7 +4,9 @@ The scripted server repeats its last step, so a second, unexpected request shows
 """
 
 import asyncio
+import base64
 import gzip
+import hashlib
 import json
 import math
 import socket
@@ -16,6 +18,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -26,6 +29,7 @@ from tests.fakes import Step, closed_port, instant_oip, oip, refusal, scripted
 from workers.autoraters import ChatAnswer, ChatCall, OipAnswer, OipCall
 from workers.model_client import CallOutcome, CallResult, Endpoint, ModelClient
 from workers.model_client.answers import read_answer
+from workers.model_client.endpoint import target_of
 from workers.model_client.wire import MAX_ANSWER_BYTES
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -811,6 +815,36 @@ def test_no_secret_is_repeated() -> None:
         assert f"from 127.0.0.1:{port}" in result.detail
         assert "is bad" in result.detail
         assert "0123456789" not in repr(result)
+
+
+def forms_of(secret: str) -> Iterator[str]:
+    """What servers write of a key in place of it."""
+    data = secret.encode()
+    for digest in ("md5", "sha1", "sha256"):
+        hexadecimal = hashlib.new(digest, data, usedforsecurity=False).hexdigest()
+        yield from (hexadecimal, hexadecimal.upper())
+    yield base64.b64encode(data).decode()
+    yield base64.urlsafe_b64encode(data).decode().rstrip("=")
+    yield quote(secret, safe="")
+    yield quote(secret, safe="").replace("%2F", "%2f")
+
+
+SAMPLES = [
+    "sk-0123456789abcdef",
+    "p/a+s?s w=o&r<d>~~~",
+    "\u00fc\u00ff-not-ascii-\u20ac",
+]
+
+
+@pytest.mark.parametrize("secret", SAMPLES)
+def test_neither_digest_nor_encoding_of_a_secret_is_repeated(secret: str) -> None:
+    target = target_of(Endpoint(url=f"http://h/?key={quote(secret)}", model_name="m"))
+
+    for form in forms_of(secret):
+        told = target.describe("unauthorized", f"Received API Key = x, Key Hash = {form}; see logs")
+        assert form not in told
+        assert told.startswith("unauthorized from h:80: Received API Key = x, Key Hash = ***")
+        assert told.endswith("; see logs")
 
 
 def test_an_endpoint_shows_no_secret() -> None:

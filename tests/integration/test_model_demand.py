@@ -256,3 +256,29 @@ def test_open_workflows_move_replicas_to_their_model() -> None:
 
     assert ModelConfig.objects.get(pk=MODEL).wanted_replicas == 3
     assert RebalanceDecision.objects.get().applied
+
+
+class TestBacklog:
+    """What keeps a replica of an old version."""
+
+    def test_work_that_nobody_may_do_just_now_is_not_forgotten(self) -> None:
+        paused = builders.version(builders.rater("paused", paused_at=NOW), model_version="v0")
+        workflow(1, of=paused)
+        late = builders.version(Rater.objects.get(pk="paused"), number=2, model_version="late")
+        workflow(2, of=late, deadline=-HOUR)
+
+        assert model_demand.backlog(NOW) == {(MODEL, "v0"): 10, (MODEL, "late"): 20}
+
+    def test_what_is_done_is_none_and_a_started_try_of_what_ended_is(self) -> None:
+        done = workflow(1, stats={"received": 10, "completed": 7, "cancelled": 3})
+        assert model_demand.backlog(NOW) == {}
+
+        Workflow.objects.filter(pk=done.pk).update(state=WorkflowState.COMPLETED, finished_at=NOW)
+        builders.batch(done, [0], state=BatchState.LEASED, open_mask=0)
+
+        assert model_demand.backlog(NOW) == {(MODEL, "v1"): 1}
+
+    def test_an_upload_that_is_still_received_counts(self) -> None:
+        workflow(0, state=WorkflowState.RECEIVING)
+
+        assert model_demand.backlog(NOW) == {(MODEL, "v1"): 1}

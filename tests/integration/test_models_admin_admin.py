@@ -1,5 +1,6 @@
 """The hosting pages of the admin, through the test client."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,17 +17,22 @@ from models_admin.models import (
     AcceleratorPool,
     ModelConfig,
     ModelServer,
+    ModelVersion,
     PoolOutlook,
     RebalanceDecision,
+    ReplicaSample,
     UtilizationSample,
 )
 from models_admin.policy.reconcile import ServerState
+from tests.fakes import Step, scripted
 
 pytestmark = pytest.mark.django_db
 
+TINY: Any = {"kind": "hosted", "checkpoint": "tiny:0"}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = "sk-qa-0123456789abcdef"
 LIST = "/admin/models_admin/modelconfig/"
+AGO = re.compile(r'<td class="field-seen">[^<]*</td>')
 SCRIPT = "<script>window.__qa=1</script>"
 
 HOSTED = {
@@ -86,8 +92,10 @@ def errors(response: Any) -> dict[str, list[str]]:
     return dict(response.context["adminform"].form.errors)
 
 
-def act(browser: Client, name: str, *ids: str) -> str:
-    response = browser.post(LIST, {"action": name, "_selected_action": ids}, follow=True)
+def act(browser: Client, name: str, *ids: str, **more: str) -> str:
+    """Confirm an act; return the page that says what became of it."""
+    chosen = {"action": name, "_selected_action": ids}
+    response = browser.post(LIST, chosen | {"confirmed": "yes"} | more, follow=True)
     assert response.status_code == 200
     return response.content.decode()
 
@@ -195,6 +203,100 @@ def test_start_stop_and_restart_report_what_happened_and_are_logged(browser: Cli
     ]
 
 
+def test_an_act_is_confirmed_on_a_page_that_says_what_it_does(browser: Client) -> None:
+    services.register_model("mini", now=NOW, replicas_max=3, **TINY)
+
+    from_list = browser.post(LIST, {"action": "stop", "_selected_action": ["mini"]})
+    from_page = page(browser, f"{LIST}mini/act/resize/")
+
+    for text in ("finish what they have and end", "0 of 0 ready", 'name="confirmed"'):
+        assert text in from_list.content.decode()
+    for text in ("leaves them alone for an hour", 'name="replicas"', f'"{change_page("mini")}"'):
+        assert text in from_page
+    assert browser.get(f"{LIST}mini/act/explode/").status_code == 404
+    assert browser.get(f"{LIST}none/act/stop/").status_code == 404
+
+
+def test_a_model_is_resized_and_what_cannot_be_is_said(browser: Client) -> None:
+    services.register_model("mini", now=NOW, replicas_max=3, **TINY)
+
+    done = act(browser, "resize", "mini", replicas="3", back=change_page("mini"))
+    too_many = act(browser, "resize", "mini", replicas="4")
+    no_number = act(browser, "resize", "mini", replicas="many", back="//evil.example/")
+
+    assert ModelConfig.objects.get().wanted_replicas == 3
+    assert "Resized mini." in done
+    assert 'id="modelconfig_form"' in done
+    assert "Not done to mini: replicas: from 0 to 3" in too_many
+    assert "Enter a whole number" in no_number
+    assert "evil" not in no_number
+
+
+def test_the_page_of_a_model_shows_its_replicas_and_offers_what_can_be_done(
+    browser: Client,
+) -> None:
+    model, _ = services.register_model("mini", now=NOW, **TINY)
+    services.register_model(
+        "ext", now=NOW, kind="external", url="http://127.0.0.1:9", model_name="m"
+    )
+    ModelServer.objects.create(
+        model=model, agent="local", ordinal=0, state=ServerState.READY, address="http://127.0.0.1:1",
+        pid=4711, version="v-1", starts=3, failures=2, ready_at=NOW, queue_rows=17,
+        heartbeat_at=NOW + timedelta(seconds=100), busy_seconds=42.0, last_error=SCRIPT,
+        reason="serves", host="box-1", devices=[2, 5], log_tail=f"loading {SCRIPT}",
+    )  # fmt: skip
+
+    ReplicaSample.objects.create(
+        at=database_now(), agent="local", model_id="mini", ordinal=0, busy_s=11.1, lived_s=30.0
+    )
+
+    shown, external = page(browser, change_page("mini")), page(browser, change_page("ext"))
+    live = page(browser, f"{LIST}mini/replicas/")
+
+    for text in ("READY", "serves", "4711", "v-1", "42%", ">17<", "2, failed 2 times in a row"):
+        assert text in live
+    for text in ("box-1 4711", "2, 5", ">37%<", "loading &lt;script&gt;"):
+        assert text in live
+    # Two looks may lie on two sides of a second.
+    assert AGO.sub("", live) in AGO.sub("", shown)
+    assert SCRIPT not in live
+    for name in ("start", "stop", "restart", "resize"):
+        assert f"{LIST}mini/act/{name}/" in shown
+        assert f"/act/{name}/" not in external
+    assert "/act/accept_version/" in external
+    assert 'id="replicas"' not in external
+    assert browser.get(f"{LIST}ext/replicas/").status_code == 404
+
+
+def test_an_old_version_is_retired_from_the_page_of_its_model(browser: Client) -> None:
+    services.register_model("mini", now=NOW, **TINY)
+    old = ModelVersion.objects.create(
+        model_id="mini", version="v-old", checkpoint="tiny:9", state="retiring", first_seen_at=NOW,
+        reason="work waits for it",
+    )  # fmt: skip
+    address = f"/admin/models_admin/modelversion/{old.pk}/act/retire/"
+
+    shown, asked = page(browser, change_page("mini")), page(browser, address)
+    done = browser.post(
+        "/admin/models_admin/modelversion/",
+        {
+            "action": "retire",
+            "_selected_action": [old.pk],
+            "confirmed": "yes",
+            "back": change_page("mini"),
+        },
+        follow=True,
+    ).content.decode()
+
+    assert f'href="{address}"' in shown
+    assert "work waits for it" in shown
+    assert "retiring work waits for it" in asked
+    assert "Retired mini: v-old." in done
+    assert 'id="modelconfig_form"' in done
+    old.refresh_from_db()
+    assert old.is_withdrawn
+
+
 def test_who_may_only_look_cannot_start() -> None:
     viewer = User.objects.create(username="viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_modelconfig"))
@@ -203,6 +305,9 @@ def test_who_may_only_look_cannot_start() -> None:
     browser.force_login(viewer)
 
     assert "mini" in page(browser, LIST)
+    assert "/act/" not in page(browser, change_page("mini"))
+    assert "READY" not in page(browser, f"{LIST}mini/replicas/")
+    assert browser.get(f"{LIST}mini/act/start/").status_code == 403
     act(browser, "start", "mini")
 
     assert not ModelConfig.objects.get().started
@@ -308,13 +413,12 @@ def test_saving_a_model_leaves_the_pin_of_a_resize_and_the_action_ends_it(
 ) -> None:
     services.register_model("mini", now=NOW, kind="hosted", checkpoint="tiny:0")
     services.resize_model("mini", 1, now=NOW)
-    form = HOSTED | {"servers-TOTAL_FORMS": "0", "servers-INITIAL_FORMS": "0"}
 
-    browser.post(change_page("mini"), form | {"window": "9"})
+    browser.post(change_page("mini"), HOSTED | {"window": "9"})
     kept = ModelConfig.objects.get()
     assert (kept.window, kept.pinned_until) == (9, NOW + services.PINNED_FOR)
 
-    browser.post(change_page("mini"), form | {"pinned": "on"})
+    browser.post(change_page("mini"), HOSTED | {"pinned": "on"})
     assert ModelConfig.objects.get().pinned
 
     assert "Unpinned mini." in act(browser, "unpin", "mini")
@@ -405,3 +509,15 @@ def test_pages_of_a_model_and_of_its_pool_say_how_busy_they_were(browser: Client
     assert "75.0% in the last hour, 50.0% in the last day" in page(browser, change_page("mini"))
     assert "No replica lived in the last day." in page(browser, change_page("idle"))
     assert "37.5% in the last hour, 33.3% in the last day" in page(browser, pool)
+
+
+def test_an_external_server_that_is_down_is_a_warning_and_a_wrong_one_an_error(
+    browser: Client,
+) -> None:
+    with scripted(Step(body=b"<html>")) as server:
+        refused = browser.post(f"{LIST}add/", EXTERNAL | {"url": server.url})
+    taken = browser.post(f"{LIST}add/", EXTERNAL, follow=True)
+
+    assert "something else than a JSON object" in errors(refused)["url"][0]
+    assert "is registered all the same" in taken.content.decode()
+    assert ModelConfig.objects.get().pk == "ext"

@@ -2,9 +2,12 @@
 
 import json
 import logging
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import entry_points
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -16,10 +19,19 @@ from pytest_django import Settings
 
 from fulfillment import tokens
 from models_admin import rebalancer, services
-from models_admin.models import ModelConfig, ModelServer, ModelVersion, RebalanceDecision
+from models_admin.clock import database_now
+from models_admin.models import (
+    AuditEntry,
+    ModelConfig,
+    ModelServer,
+    ModelVersion,
+    RebalanceDecision,
+    ReplicaSample,
+)
 from models_admin.policy.reconcile import ServerState
 from tests import demand_source
 from tests.demand_source import SOURCE
+from tests.fakes import Step, scripted
 
 pytestmark = pytest.mark.django_db
 
@@ -60,6 +72,27 @@ def places(answer: Answer) -> list[tuple[str, str]]:
     status, problem = answer
     assert status == 422, problem
     return [(error["field"], error["code"]) for error in problem["errors"]]
+
+
+@contextmanager
+def telling(body: bytes) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """Run a server that answers all that is asked alike; gives its URL, and what it was asked."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
 
 
 # Who may
@@ -138,6 +171,19 @@ def test_a_pool_changes_and_keeps_what_started_models_use(api: Call) -> None:
     assert api("PATCH", "pools/box", {"devices": 5, "notes": "new"})[1]["devices"] == 5
     assert places(api("PATCH", "pools/box", {"id": "x"})) == [("id", "unknown_field")]
     assert api("PATCH", "pools/none", {"devices": 5})[0] == 404
+
+
+def test_a_pool_is_removed_when_no_model_belongs_to_it(api: Call) -> None:
+    api("POST", "pools", {"id": "box"})
+    api("POST", "models", HOSTED | {"pool": "box"})
+
+    status, problem = api("DELETE", "pools/box")
+    api("DELETE", "models/mini")
+
+    assert (status, problem["code"]) == (409, "pool_in_use")
+    assert "mini" in problem["detail"]
+    assert api("DELETE", "pools/box") == (204, None)
+    assert api("DELETE", "pools/box")[0] == 404
 
 
 def test_a_pool_is_rebalanced_when_an_operator_says_so(api: Call, settings: Settings) -> None:
@@ -248,23 +294,8 @@ def test_an_external_model_need_not_be_up(api: Call) -> None:
 
 
 def test_an_external_server_that_is_up_is_asked_for_its_version(api: Call) -> None:
-    asked: list[tuple[str, str | None]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.path, self.headers["Authorization"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"name": "m", "versions": ["7"]}')
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/base/"
-        _, model = api("POST", "models", EXTERNAL | {"url": url, "api_key": KEY})
-        server.shutdown()
+    with telling(b'{"name": "m", "versions": ["7"]}') as (url, asked):
+        _, model = api("POST", "models", EXTERNAL | {"url": f"{url}/base/", "api_key": KEY})
 
     assert model["version"] == "7"
     assert asked == [("/base/v2/models/m", f"Bearer {KEY}")]
@@ -348,6 +379,10 @@ def test_what_cannot_work_is_refused_by_field(
         ({"serving": {"--exec": "x"}}, ("serving", "bad_option")),
         ({"serving": {"max_queue": "1; rm"}}, ("serving", "bad_option")),
         ({"serving": {"max_queue": 10, "headroom": 10}}, ("serving", "bad_option")),
+        ({"serving": {"dtype": "f64"}}, ("serving", "bad_option")),
+        ({"serving": {"lengths": [128, 64]}}, ("serving", "bad_option")),
+        ({"serving": {"lengths": 64}}, ("serving", "bad_option")),
+        ({"serving": {"batch_tokens": 0}}, ("serving", "bad_option")),
         ({"serving": []}, ("serving", "bad_type")),
     ],
 )
@@ -555,3 +590,166 @@ def test_the_schema_describes_these_calls() -> None:
     assert "/api/v1/models/{model_id}/resize" in schema["paths"]
     form = schema["components"]["schemas"]["ModelForm"]["properties"]
     assert form["api_key"]["writeOnly"]
+
+
+def test_the_versions_that_were_seen_of_a_model_are_listed(api: Call) -> None:
+    api("POST", "models", HOSTED)
+    api("PATCH", "models/mini", {"checkpoint": "tiny:1"})
+
+    status, found = api("GET", "models/mini/versions")
+
+    assert (status, found["next"]) == (200, None)
+    assert [item["checkpoint"] for item in found["items"]] == ["tiny:1", "tiny:0"]
+    assert api("GET", "models/none/versions")[0] == 404
+
+
+def test_an_old_version_is_retired_and_the_one_that_is_served_is_not(api: Call) -> None:
+    _, model = api("POST", "models", HOSTED)
+    ModelVersion.objects.create(
+        model_id="mini", version="old", checkpoint="tiny:9", state="retiring", first_seen_at=NOW
+    )
+
+    status, retired = api("POST", "models/mini/versions/old/retire")
+    again, _ = api("POST", "models/mini/versions/old/retire")
+    refused, problem = api("POST", f"models/mini/versions/{model['version']}/retire")
+
+    assert (status, again, retired["version"]) == (200, 200, "old")
+    assert "operator" in retired["reason"]
+    assert (refused, problem["code"]) == (409, "version_serving")
+    assert api("POST", "models/mini/versions/none/retire")[0] == 404
+    acts = AuditEntry.objects.filter(action="model_version_retired")
+    assert [act.detail for act in acts] == [{"version": "old"}]
+
+
+def test_a_replica_says_how_busy_it_was_since_it_was_ready(api: Call) -> None:
+    api("POST", "models", HOSTED)
+    model = ModelConfig.objects.get()
+    for ordinal, heartbeat_at in enumerate([NOW + timedelta(seconds=100), None]):
+        ModelServer.objects.create(
+            model=model, agent="local", ordinal=ordinal, ready_at=NOW, busy_seconds=42.0,
+            heartbeat_at=heartbeat_at, host="box-1", devices=[0, 3], log_tail="loaded", starts=3,
+        )  # fmt: skip
+
+    now = database_now()
+    for at, busy_s in ((now, 6.0), (now, 9.0), (now - timedelta(minutes=61), 30.0)):
+        ReplicaSample.objects.create(
+            at=at, agent="local", model_id="mini", ordinal=0, busy_s=busy_s, lived_s=30.0
+        )
+
+    servers = api("GET", "models/mini")[1]["servers"]
+
+    assert [server["busy_share"] for server in servers] == [0.42, None]
+    told = ("host", "devices", "restarts", "log_tail", "busy_share_hour")
+    assert [servers[0][name] for name in told] == ["box-1", [0, 3], 2, "loaded", 0.25]
+    assert servers[1]["busy_share_hour"] is None
+    assert "log_tail" not in api("GET", "models")[1]["items"][0]["servers"][0]
+
+
+def test_a_bad_option_is_named_with_what_it_takes_and_what_to_do(api: Call) -> None:
+    serving = {"dtype": "f64", "lengths": [128, 64], "exec": "rm"}
+
+    _, problem = api("POST", "models", HOSTED | {"serving": serving})
+
+    said = " | ".join(error["detail"] for error in problem["errors"])
+    assert "dtype is one of auto, f32, bf16" in said
+    assert "lengths is a list of 1 to 64 rising whole numbers" in said
+    assert "leave it out for the default" in said
+    assert "no option 'exec': the options are batch_tokens" in said
+
+
+def test_what_moves_a_score_is_part_of_the_version(api: Call) -> None:
+    options = {"dtype": "bf16", "lengths": [32, 64]}
+    _, plain = api("POST", "models", HOSTED)
+    _, other = api("POST", "models", HOSTED | {"id": "two", "serving": options})
+    _, changed = api("PATCH", "models/mini", {"serving": options})
+    _, queue = api("PATCH", "models/mini", {"serving": options | {"max_queue": 7}})
+
+    assert len({plain["version"], other["version"]}) == 2
+    assert changed["version"] == queue["version"] == other["version"]
+
+
+def test_loaders_are_those_that_are_installed(api: Call) -> None:
+    (error,) = api("POST", "models", HOSTED | {"loader": "gpt9"})[1]["errors"]
+
+    assert (error["field"], error["code"]) == ("loader", "bad_choice")
+    assert "bert_encoder" in error["detail"]
+    assert "airs.loaders" in error["detail"]
+
+
+def test_files_are_looked_at_when_a_model_is_registered_and_changed(
+    api: Call, settings: Settings, tmp_path: Path
+) -> None:
+    settings.AIRS_CHECKPOINT_ROOT = tmp_path
+    (entry,) = entry_points(group="airs.loaders", name="bert_encoder")
+    for folder in ("good", "short"):
+        (tmp_path / folder).mkdir()
+        for name, content in entry.load()().random(0).items():
+            (tmp_path / folder / name).write_bytes(content)
+    weights = tmp_path / "short" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+
+    good = api("POST", "models", HOSTED | {"checkpoint": "good"})
+    short = api("POST", "models", HOSTED | {"id": "two", "checkpoint": "short"})
+    changed = api("PATCH", "models/mini", {"checkpoint": "short"})
+    other = api("PATCH", "models/mini", {"loader": "decoder_score"})
+
+    assert good[0] == 201, good
+    assert places(short) == places(changed) == [("checkpoint", "checkpoint_unreadable")]
+    assert "bytes" in short[1]["errors"][0]["detail"]
+    assert places(other) == [("checkpoint", "unknown_architecture")]
+    assert ModelConfig.objects.get().checkpoint == "good"
+
+
+# What an external server answers when it is registered
+
+
+@pytest.mark.parametrize(
+    ("protocol", "step"),
+    [
+        ("oip", Step(body=b"<html>Welcome to nginx!</html>")),
+        ("oip", Step(body=b'["a list"]')),
+        ("oip", Step(status=302, headers={"Location": "http://127.0.0.1:9/login"})),
+    ],
+)
+def test_what_no_server_of_the_protocol_answers_is_refused(
+    api: Call, protocol: str, step: Step
+) -> None:
+    with scripted(step) as server:
+        model = EXTERNAL | {"url": server.url, "protocol": protocol}
+        answer = api("POST", "models", model)
+
+    assert places(answer) == [("url", "wrong_answer")]
+    assert "HTTP 200" in (said := answer[1]["errors"][0]["detail"]) or "HTTP 302" in said
+    assert "nginx" not in said
+    assert not ModelConfig.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Step(status=401), "refuses the key (HTTP 401)"),
+        (Step(status=404), "no /v2/models/m (HTTP 404)"),
+        (Step(status=503), "HTTP 503"),
+        (Step(reset=True), "nobody gives a whole answer"),
+    ],
+)
+def test_what_may_be_right_all_the_same_is_a_warning(api: Call, step: Step, said: str) -> None:
+    with scripted(step) as server:
+        status, model = api("POST", "models", EXTERNAL | {"url": server.url})
+        _, changed = api("PATCH", "models/ext", {"timeout_s": 5.0})
+
+    assert status == 201
+    (warning,) = model["warnings"]
+    assert said.lower() in warning.lower()
+    assert changed["warnings"] == []
+
+
+def test_a_chat_server_is_asked_for_its_models(api: Call) -> None:
+    with telling(b'{"object": "list", "data": [{"id": "other"}]}') as (url, asked):
+        chat = EXTERNAL | {"protocol": "openai", "url": f"{url}/v1"}
+        _, unlisted = api("POST", "models", chat)
+        _, listed = api("POST", "models", chat | {"id": "two", "model_name": "other"})
+
+    assert asked == [("/v1/models", None)] * 2
+    assert unlisted["warnings"] == ["The server lists 1 models, none named as model_name says."]
+    assert listed["warnings"] == []

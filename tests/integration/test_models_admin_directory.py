@@ -21,8 +21,8 @@ pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def no_answer(url: str, model_name: str, *, headers: object) -> str:
-    return ""
+def no_answer(model: ModelConfig) -> services.Seen:
+    return services.Seen()
 
 
 def external(model_id: str = "ext", **fields: object) -> ModelConfig:
@@ -30,7 +30,7 @@ def external(model_id: str = "ext", **fields: object) -> ModelConfig:
     model, _ = services.register_model(
         model_id,
         now=NOW,
-        ask_version=no_answer,
+        look=no_answer,
         **settings,  # type: ignore[arg-type]
     )
     return model
@@ -214,10 +214,10 @@ def test_a_key_is_one_version_under_one_label_for_good(story: list[tuple[str, st
             case "accept":
                 services.update_model(model_id, now=NOW, version=value)
             case "label":
-                services.update_model(model_id, now=NOW, ask_version=no_answer, version_label=value)
+                services.update_model(model_id, now=NOW, look=no_answer, version_label=value)
             case "move":
                 services.update_model(
-                    model_id, now=NOW, ask_version=no_answer, url="http://127.0.0.1:9" + value
+                    model_id, now=NOW, look=no_answer, url="http://127.0.0.1:9" + value
                 )
             case "again":
                 services.remove_model(model_id)

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_admin.policy.reconcile import (
-    DRAIN_LIMIT,
+    DRAIN_LEAST,
     LIVE,
     LONGEST_BACKOFF,
+    LONGEST_CALL,
+    REFUSED_PAUSE,
     SILENCE_LIMIT,
     STABLE_AFTER,
     START_LIMIT,
@@ -21,16 +23,21 @@ from models_admin.policy.reconcile import (
     Seen,
     ServerState,
     Step,
+    assign,
     backoff,
+    drain_limit,
     held_back,
     launch_failed,
     reconcile,
     summary,
 )
+from models_admin.policy.rollout import Slot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-ONE = Desired(replicas=1, generation=0)
-NONE = Desired(replicas=0, generation=0)
+RUN = Slot(version=1, generation=0)
+NEXT = Slot(version=1, generation=1)
+ONE = Desired(slots={0: RUN})
+NONE = Desired(slots={})
 SERVING = Seen(answers=True, ready=True)
 
 
@@ -39,11 +46,15 @@ def ago(**span: float) -> datetime:
 
 
 def ready(**changes: object) -> Record:
-    record = Record(state=ServerState.READY, started_at=ago(hours=2), ready_at=ago(hours=1))
+    record = Record(
+        state=ServerState.READY, slot=RUN, started_at=ago(hours=2), ready_at=ago(hours=1)
+    )
     return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
 
 
 def only(desired: Desired, replica: Replica, now: datetime = NOW) -> Step:
+    if replica.record.slot is None:
+        replica = dataclasses.replace(replica, record=dataclasses.replace(replica.record, slot=RUN))
     (step,) = reconcile(desired, [replica], now)
     return step
 
@@ -126,11 +137,9 @@ def test_a_restart_ends_back_off_at_once() -> None:
         state=ServerState.BACKOFF, failures=6, started_at=ago(seconds=9), next_start_at=NOW
     )
 
-    step = only(
-        Desired(replicas=1, generation=1), Replica(ordinal=0, record=record), ago(seconds=50)
-    )
+    step = only(Desired(slots={0: NEXT}), Replica(ordinal=0, record=record), ago(seconds=50))
 
-    assert (step.act, step.record.failures, step.record.generation) == (Act.START, 0, 1)
+    assert (step.act, step.record.failures, step.record.slot) == (Act.START, 0, NEXT)
 
 
 def test_stopping_drains_first_and_stops_when_idle() -> None:
@@ -142,7 +151,7 @@ def test_stopping_drains_first_and_stops_when_idle() -> None:
     assert only(NONE, busy, NOW + timedelta(seconds=10)).act is Act.WAIT
     assert only(NONE, idle, NOW + timedelta(seconds=1)).act is Act.WAIT, "late messages arrive"
     assert only(NONE, idle, NOW + timedelta(seconds=3)).act is Act.STOP
-    assert only(NONE, busy, NOW + DRAIN_LIMIT).act is Act.STOP
+    assert only(NONE, busy, NOW + LONGEST_CALL).act is Act.STOP
 
 
 def test_a_server_that_served_nothing_is_stopped_without_draining() -> None:
@@ -184,9 +193,11 @@ def test_rows_of_a_dead_agent_are_started_again_without_counting_a_failure() -> 
 
 
 def test_a_living_wanted_server_whose_row_was_lost_is_adopted() -> None:
-    step = only(ONE, Replica(ordinal=0, seen=SERVING))
+    seen = dataclasses.replace(SERVING, slot=RUN)
+    (step,) = reconcile(ONE, [Replica(ordinal=0, seen=seen)], NOW)
 
     assert (step.act, step.record.state) == (Act.KEEP, ServerState.STARTING)
+    assert step.record.slot == RUN
 
 
 def test_a_failed_launch_is_told_and_tried_again() -> None:
@@ -198,10 +209,9 @@ def test_a_failed_launch_is_told_and_tried_again() -> None:
 
 
 def test_a_new_configuration_that_does_not_start_leaves_the_rest_serving() -> None:
-    desired = Desired(replicas=3, generation=1)
     broken = Record(
         state=ServerState.BACKOFF,
-        generation=1,
+        slot=NEXT,
         failures=2,
         started_at=ago(seconds=2),
         next_start_at=NOW + timedelta(seconds=5),
@@ -211,9 +221,90 @@ def test_a_new_configuration_that_does_not_start_leaves_the_rest_serving() -> No
         *(Replica(ordinal=n, record=ready(), seen=SERVING) for n in (1, 2)),
     ]
 
-    steps = reconcile(desired, replicas, NOW)
+    steps = reconcile(Desired(slots=assign({NEXT: 1, RUN: 2}, replicas)), replicas, NOW)
 
     assert [step.act for step in steps] == [Act.WAIT, Act.KEEP, Act.KEEP]
+
+
+def test_a_refusal_to_load_is_no_crash_loop() -> None:
+    record = Record(state=ServerState.WARMING, started_at=ago(seconds=3))
+    why = "wrong_shapes: (2, 3), not (3, 3)"
+
+    died = only(ONE, Replica(ordinal=0, record=record, ended=why, refused=True))
+    later = only(ONE, Replica(ordinal=0, record=died.record), NOW + REFUSED_PAUSE / 2)
+    again = only(ONE, Replica(ordinal=0, record=died.record), NOW + REFUSED_PAUSE)
+
+    assert died.record.state is ServerState.FAILED
+    assert died.reason.startswith(why)
+    assert (later.act, later.reason) == (Act.WAIT, ""), "what it is FAILED for stays"
+    assert again.act is Act.START
+
+
+def test_one_that_is_told_to_end_from_outside_drains_and_comes_back_at_once() -> None:
+    notice = Seen(answers=True, draining=True, slot=RUN)
+
+    noticed = only(ONE, Replica(ordinal=0, record=ready(failures=2), seen=notice))
+    drains = only(
+        ONE, Replica(ordinal=0, record=noticed.record, seen=notice), NOW + timedelta(seconds=20)
+    )
+    gone = Replica(ordinal=0, record=drains.record, ended="ended with exit code 0", ended_well=True)
+    back = only(ONE, gone)
+
+    assert (noticed.act, noticed.record.state) == (Act.WAIT, ServerState.DRAINING)
+    assert "from outside" in noticed.reason
+    assert drains.act is Act.WAIT
+    assert (back.act, back.record.failures) == (Act.START, 2)
+
+
+def test_one_that_ended_well_before_anybody_saw_it_drain_has_not_died() -> None:
+    gone = Replica(ordinal=0, record=ready(), ended="ended with exit code 0", ended_well=True)
+    early = dataclasses.replace(gone, record=ready(ready_at=None))
+
+    assert (only(ONE, gone).act, only(ONE, gone).record.failures) == (Act.START, 0)
+    assert only(ONE, early).record.state is ServerState.BACKOFF, "or it would be started for ever"
+
+
+def test_a_broken_device_is_a_death_although_its_server_drained() -> None:
+    record = ready(state=ServerState.DRAINING, draining_at=ago(seconds=2))
+
+    step = only(ONE, Replica(ordinal=0, record=record, ended="ended with exit code 1: broken"))
+
+    assert (step.record.state, step.record.failures) == (ServerState.BACKOFF, 1)
+
+
+def test_a_drain_lasts_as_long_as_a_call_may() -> None:
+    assert drain_limit(60.0) == timedelta(seconds=60)
+    assert drain_limit(3600.0) == LONGEST_CALL
+    assert drain_limit(0.1) == DRAIN_LEAST
+
+
+class TestAssigning:
+    """Which replica has which slot."""
+
+    def test_the_first_that_run_it_keep_it(self) -> None:
+        replicas = [Replica(ordinal=n, record=ready(), seen=SERVING) for n in range(3)]
+
+        assert assign({RUN: 2}, replicas) == {0: RUN, 1: RUN}
+
+    def test_a_new_run_never_takes_the_place_of_one_that_lives(self) -> None:
+        replicas = [
+            Replica(ordinal=0, record=ready(), seen=SERVING),
+            Replica(ordinal=1, record=ready(state=ServerState.DRAINING), seen=SERVING),
+            Replica(ordinal=2, record=ready(state=ServerState.STOPPED)),
+        ]
+
+        assert assign({RUN: 1, NEXT: 2}, replicas) == {0: RUN, 2: NEXT, 3: NEXT}
+
+    def test_what_started_for_one_that_drained_keeps_its_place_when_that_is_gone(self) -> None:
+        gone = Replica(ordinal=0, record=ready(state=ServerState.DRAINING), ended="exit code 0")
+        started = Replica(ordinal=1, record=ready(state=ServerState.STARTING), seen=Seen(slot=RUN))
+
+        assert assign({RUN: 1}, [gone, started]) == {1: RUN}
+
+    def test_one_that_pauses_keeps_its_place_and_its_pause(self) -> None:
+        paused = Record(state=ServerState.BACKOFF, slot=RUN, failures=3, next_start_at=NOW)
+
+        assert assign({RUN: 1}, [Replica(ordinal=4, record=paused)]) == {4: RUN}
 
 
 def test_summary_counts_states() -> None:
@@ -226,10 +317,11 @@ def test_summary_counts_states() -> None:
 # Laws
 
 instants = st.one_of(st.none(), st.integers(-2_000, 100).map(lambda s: NOW + timedelta(seconds=s)))
+slots = st.builds(Slot, version=st.integers(1, 3), generation=st.integers(0, 2))
 records = st.builds(
     Record,
     state=st.sampled_from(ServerState),
-    generation=st.integers(0, 2),
+    slot=st.one_of(st.none(), slots),
     failures=st.integers(0, 20),
     started_at=instants,
     ready_at=instants,
@@ -243,6 +335,8 @@ sightings = st.builds(
     silent=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
     idle=st.booleans(),
     stopping=st.booleans(),
+    draining=st.booleans(),
+    slot=st.one_of(st.none(), slots),
 )
 machines = st.dictionaries(
     st.integers(0, 5),
@@ -254,7 +348,7 @@ machines = st.dictionaries(
         for ordinal, (record, seen, inherited) in found.items()
     ]
 )
-wishes = st.builds(Desired, replicas=st.integers(0, 5), generation=st.integers(0, 2))
+wishes = st.builds(Desired, slots=st.dictionaries(st.integers(0, 5), slots))
 law = settings(deadline=None, max_examples=200)
 
 
@@ -265,9 +359,9 @@ def test_each_replica_gets_one_step_with_a_reason(
 ) -> None:
     steps = reconcile(desired, replicas, NOW)
 
-    ordinals = {replica.ordinal for replica in replicas} | set(range(desired.replicas))
+    ordinals = {replica.ordinal for replica in replicas} | desired.slots.keys()
     assert [step.ordinal for step in steps] == sorted(ordinals)
-    assert all(step.reason for step in steps)
+    assert all(step.reason or step.record.state is ServerState.FAILED for step in steps)
 
 
 @law
@@ -280,7 +374,7 @@ def test_no_second_process_and_none_that_is_not_wanted(
     for step in reconcile(desired, replicas, NOW):
         if step.act is Act.START:
             assert step.ordinal not in living
-            assert step.ordinal < desired.replicas
+            assert step.record.slot == desired.slots[step.ordinal]
         if step.act is Act.STOP:
             assert step.ordinal in living
 
@@ -301,18 +395,17 @@ def test_what_pauses_says_until_when_and_what_is_ready_since_when(
 
 
 @law
-@given(replicas=st.integers(2, 6), old=st.integers(1, 6))
-def test_a_restart_takes_one_serving_replica_at_a_time(replicas: int, old: int) -> None:
-    desired = Desired(replicas=replicas, generation=1)
-    serving = [
-        Replica(ordinal=n, record=ready(generation=int(n >= old)), seen=SERVING)
-        for n in range(replicas)
-    ]
+@given(wanted=st.dictionaries(slots, st.integers(0, 3), max_size=4), replicas=machines)
+def test_each_slot_is_given_as_often_as_it_is_wanted_and_never_over_another_process(
+    wanted: dict[Slot, int], replicas: list[Replica]
+) -> None:
+    found = assign(wanted, replicas)
 
-    steps = reconcile(desired, serving, NOW)
-
-    leaving = [step for step in steps if step.record.state is ServerState.DRAINING]
-    assert [step.ordinal for step in leaving] == [0]
+    for slot, count in wanted.items():
+        assert list(found.values()).count(slot) == count
+    for replica in replicas:
+        if replica.seen is not None and replica.ordinal in found:
+            assert found[replica.ordinal] == replica.slot
 
 
 @given(failures=st.integers(0, 10_000))
@@ -327,11 +420,12 @@ class Machine:
     records: dict[int, Record] = dataclasses.field(default_factory=dict)
     processes: dict[int, int] = dataclasses.field(default_factory=dict)
     """Passes until it is ready, by ordinal."""
+    launched: dict[int, Slot] = dataclasses.field(default_factory=dict)
     ended: dict[int, str] = dataclasses.field(default_factory=dict)
     now: datetime = NOW
     agent_is_new: bool = False
 
-    def run(self, desired: Desired) -> None:
+    def run(self, wanted: dict[Slot, int]) -> None:
         names = self.records.keys() | self.processes.keys()
         replicas = [
             Replica(
@@ -343,10 +437,13 @@ class Machine:
             )
             for n in names
         ]
+        desired = Desired(slots=assign(wanted, replicas))
         for step in reconcile(desired, replicas, self.now):
             self.records[step.ordinal] = step.record
             if step.act is Act.START:
                 assert step.ordinal not in self.processes
+                assert step.record.slot is not None
+                self.launched[step.ordinal] = step.record.slot
                 self.processes[step.ordinal] = 3
             if step.act is Act.STOP:
                 del self.processes[step.ordinal]
@@ -356,7 +453,9 @@ class Machine:
 
     def _seen(self, ordinal: int) -> Seen | None:
         left = self.processes.get(ordinal)
-        return None if left is None else Seen(answers=True, ready=left == 0, idle=True)
+        if left is None:
+            return None
+        return Seen(answers=True, ready=left == 0, idle=True, slot=self.launched[ordinal])
 
     def suffer(self, fault: str) -> None:
         if fault == "agent" or not self.processes:
@@ -377,23 +476,24 @@ class Machine:
         ),
         max_size=30,
     ),
-    final=wishes,
+    final=st.tuples(st.integers(0, 5), st.integers(0, 2)),
 )
 def test_whatever_happened_the_machine_comes_to_what_is_wanted(
-    history: list[tuple[int, int, str]], final: Desired
+    history: list[tuple[int, int, str]], final: tuple[int, int]
 ) -> None:
     machine = Machine()
     for replicas, generation, fault in history:
         if fault:
             machine.suffer(fault)
-        machine.run(Desired(replicas=replicas, generation=generation))
+        machine.run({Slot(1, generation): replicas})
+    replicas, generation = final
 
     for _ in range(300):
-        machine.run(final)
+        machine.run({Slot(1, generation): replicas})
 
-    assert set(machine.processes) == set(range(final.replicas))
+    assert len(machine.processes) == replicas
     for ordinal, record in machine.records.items():
-        wanted = ordinal < final.replicas
+        wanted = ordinal in machine.processes
         assert record.state is (ServerState.READY if wanted else ServerState.STOPPED)
-        assert not wanted or record.generation == final.generation
+        assert not wanted or record.slot == Slot(1, generation)
         assert (record.state in LIVE) == wanted

@@ -57,7 +57,7 @@ def test_progress_follows_a_workflow_from_pending_to_its_end() -> None:
     assert found["sources"] == {"archive": 1, "coalesced": 0, "model": 1}
     assert (found["scored"], found["mean_score"]) == (2, 2.0)
     assert (found["model_calls"], found["attempts"]) == (3, 2)
-    assert found["accelerator_seconds"] == 0.25
+    assert found["accelerator_seconds"] == 0.125
     counts_add_up(workflow)
 
 

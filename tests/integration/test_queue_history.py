@@ -227,7 +227,7 @@ def sample(at: datetime, *, rater_id: str = RATER, **changes: Any) -> None:
         "ready": 2, "leased": 1, "delayed": 0, "waiting": 0, "workflows": 1, "open_requests": 24,
         "paused_requests": 0, "oldest_s": 5.0, "age_p50_s": 5.0, "age_p90_s": 5.0,
         "age_p99_s": 5.0, "period_s": 30.0, "ended": 60, "worked": 30, "model_calls": 3,
-        "accelerator_seconds": 1.5,
+        "accelerator_seconds": 1.5, "device_seconds": 0.5,
     }  # fmt: skip
     QueueSample.objects.create(at=at, rater_id=rater_id, priority_class=1, **{**values, **changes})
 
@@ -260,6 +260,7 @@ def test_history_is_binned_and_filtered() -> None:
     )  # fmt: skip
     assert (first["oldest_s"], first["ended_per_s"], first["worked_per_s"]) == (1.0, 2.0, 1.0)
     assert (second["open_requests"], second["ended_per_s"]) == (12.0, 1.0)
+    assert (first["accelerator_seconds"], second["accelerator_seconds"]) == (1.0, 0.5)
     everybody = orjson.loads(Api(role="viewer").get(f"/queue/history?{span}").content)
     assert {item["rater"] for item in everybody["items"]} == {RATER, "other"}
 
@@ -276,6 +277,7 @@ def iso(at: datetime) -> str:
         (f"since={iso(NOW)}&until={iso(NOW + timedelta(days=9))}&step_s=60",
          ("step_s", "out_of_range")),
         ("since=yesterday", ("since", "bad_value")),
+        ("until=0001-01-01T00:00:00Z", ("until", "out_of_range")),
         ("depth=1", ("depth", "unknown_field")),
     ],
 )  # fmt: skip

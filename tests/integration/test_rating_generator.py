@@ -467,6 +467,30 @@ def test_an_answer_of_another_version_is_thrown_away(stage: Stage) -> None:
     assert [r.score for r in requests(workflow)] == [2.0]
 
 
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [({"version": "2", "key_version": "2"}, 0), ({"version": "", "key_version": ""}, 1)],
+    ids=["a replica of another version", "one that has not said its version"],
+)
+def test_what_another_version_of_our_own_answers_is_never_stored(
+    stage: Stage, found: dict[str, str], asked: int
+) -> None:
+    workflow = submit(["a"])
+    with scripted(oip(1.0, model_version="2")) as server:
+        stage.serve(server.url, **found)
+        stage.rate(times=5)
+        assert len(server.seen) == asked * 5
+    assert not Rating.objects.exists()
+    assert (only(workflow).attempts, states(workflow)) == (0, ["PENDING"])
+    assert Rater.objects.get().paused_at is None
+
+    with scripted(oip(2.0)) as server:
+        stage.serve(server.url)
+        stage.rate()
+    assert [r.score for r in requests(workflow)] == [2.0]
+    check_all()
+
+
 def test_a_replica_that_is_gone_costs_no_attempt(stage: Stage) -> None:
     workflow = submit(["a"])
     with scripted(oip(1.0)) as server:

@@ -30,6 +30,7 @@ from models_admin.models import (
 )
 from models_admin.policy.rebalancing import START_UP
 from models_admin.policy.reconcile import ServerState
+from models_admin.policy.rollout import VersionState
 from tests import demand_source
 from tests.demand_source import SOURCE, Due, Work
 from tests.rating_queue import threads
@@ -226,8 +227,8 @@ def test_an_old_version_with_a_backlog_keeps_a_replica_and_asks_for_no_more() ->
     busy, old = model("busy", 0), model("old", 4)
     for ordinal in range(4):
         server(old, ordinal, version="before" if ordinal < 2 else "now")
-    ModelVersion.objects.create(model=old, version="before", checkpoint="tiny:9", first_seen_at=NOW)
-    ModelVersion.objects.create(model=old, version="now", checkpoint="tiny:0", first_seen_at=NOW)
+    for name, state in (("before", VersionState.RETIRING), ("now", VersionState.SERVING)):
+        ModelVersion.objects.create(model=old, version=name, state=state, first_seen_at=NOW)
     SOURCE.works = [work("busy", 9, version=busy.version), work("old", 9, version="before")]
 
     rebalancer.run_once(NOW)
@@ -237,6 +238,38 @@ def test_an_old_version_with_a_backlog_keeps_a_replica_and_asks_for_no_more() ->
     SOURCE.works = [work("busy", 9, version=busy.version)]
     rebalancer.run_once(NOW + MINUTE)
     assert wanted() == {"busy": 4, "old": 0}
+
+    SOURCE.works = [work("old", 9, version="before")]
+    rebalancer.run_once(NOW + 2 * MINUTE)
+    assert wanted()["old"] >= 1, "it may be launched again"
+
+
+def test_an_old_version_whose_rater_pauses_keeps_its_replica() -> None:
+    pool()
+    busy, old = model("busy", 0), model("old", 4)
+    ModelVersion.objects.create(
+        model=old, version="before", state=VersionState.RETIRING, replicas=1, first_seen_at=NOW
+    )
+    SOURCE.works = [work("busy", 9, version=busy.version)]
+
+    rebalancer.run_once(NOW)
+
+    assert wanted() == {"busy": 3, "old": 1}
+
+
+def test_what_a_version_is_replaced_with_beside_it_is_nobody_elses() -> None:
+    pool()
+    busy, moving = model("busy", 1), model("moving", 2)
+    for name, replicas in (("before", 2), ("now", 1)):
+        ModelVersion.objects.create(
+            model=moving, version=name, state="serving", replicas=replicas, first_seen_at=NOW
+        )
+    SOURCE.works = [work("busy", 9, version=busy.version), work("moving", 9, version="now")]
+
+    rebalancer.run_once(NOW)
+
+    assert services.devices_used("box") == 4
+    assert sum(wanted().values()) == 3
 
 
 def test_work_that_no_replica_would_do_asks_for_none() -> None:

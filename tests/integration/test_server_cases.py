@@ -287,6 +287,26 @@ def test_s_11_bad_rows_and_unclear_answers_do_not_lower_the_window(chat_stage: S
     assert sum(s["succeeded"] for s in heard) == 3
 
 
+def test_x_08_neither_a_key_nor_its_hash_is_kept_or_logged(
+    chat_stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = case("X-08")
+    needles = load(folder / "expected.json")["expect"]["needles"]
+    key, _, in_url, _ = needles
+    workflow = submit_rows(rows(folder / "row.jsonl"))
+    with stub(load(folder / "fault.json")) as server:
+        url = f"{server.url}/?key={in_url}"
+        chat_stage.serve(url, version="stub", headers={"Authorization": f"Bearer {key}"})
+        chat_stage.rate()
+
+    rater = Rater.objects.get()
+    assert rater.paused_code == "unauthorized"
+    assert "Invalid key" in rater.paused_detail
+    assert server.url.removeprefix("http://") in rater.paused_detail
+    kept = [rater.paused_detail, caplog.text, *(str(vars(r)) for r in requests(workflow))]
+    assert [needle for needle in needles if any(needle in text for text in kept)] == []
+
+
 def test_ca_03_errors_refusals_and_unclear_answers_are_never_archived() -> None:
     folder = case("CA-03")
     expected = load(folder / "expected.json")["expect"]

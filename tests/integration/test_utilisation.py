@@ -1,22 +1,40 @@
 """How busy replicas were: sampled by their agent, read by the hour."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from django.db import OperationalError
 from pytest_django import Settings
 
 from models_admin import utilisation
-from models_admin.models import AcceleratorPool, ModelConfig, UtilizationSample
-from models_admin.utilisation import PERIOD, Sampler, Slots, Use
+from models_admin.models import AcceleratorPool, ModelConfig, ReplicaSample, UtilizationSample
+from models_admin.policy.reconcile import ServerState
+from models_admin.utilisation import PERIOD, Run, Sampler, Slots, Use
 from tests.builders import NOW
+from tests.hosted_machine import machine, register
 
 pytestmark = pytest.mark.django_db
 
 SECOND = timedelta(seconds=1)
 
 
-def see(sampler: Sampler, replica: str, busy_s: float, after: timedelta, model: str = "m") -> None:
-    sampler.note(replica, model_id=model, pool_id="cpu", busy_s=busy_s, now=NOW + after)
+def see(
+    sampler: Sampler,
+    replica: str,
+    busy_s: float,
+    after: timedelta,
+    model: str = "m",
+    *,
+    ordinal: int = 0,
+    devices: int = 1,
+    version: str = "v1",
+) -> None:
+    run = Run(
+        key=replica, model_id=model, pool_id="cpu", ordinal=ordinal, host="here", version=version,
+        devices=devices,
+    )  # fmt: skip
+    sampler.note(run, busy_s=busy_s, now=NOW + after)
 
 
 def samples() -> list[tuple[float, str, int, float, float]]:
@@ -24,6 +42,22 @@ def samples() -> list[tuple[float, str, int, float, float]]:
     rows = UtilizationSample.objects.order_by("at", "model_id")
     return [
         ((row.at - NOW).total_seconds(), row.model_id, row.replicas, row.busy_s, row.replica_s)
+        for row in rows
+    ]
+
+
+def of_replicas() -> list[tuple[float, int, str, int, float, float]]:
+    """Return seconds after NOW, ordinal, version, devices, busy seconds and seconds lived."""
+    rows = ReplicaSample.objects.order_by("at", "ordinal", "pk")
+    return [
+        (
+            (row.at - NOW).total_seconds(),
+            row.ordinal,
+            row.version,
+            row.devices,
+            round(row.busy_s, 6),
+            row.lived_s,
+        )
         for row in rows
     ]
 
@@ -70,6 +104,85 @@ def test_a_run_that_follows_another_begins_at_nothing() -> None:
     sampler.store_if_due(NOW + PERIOD)
 
     assert samples() == [(30.0, "m", 2, 13.0, 25.0)]
+    # A row for each run, or the seconds of one would count for the version of the other.
+    assert of_replicas() == [(30.0, 0, "v1", 1, 8.0, 10.0), (30.0, 0, "v1", 1, 5.0, 15.0)]
+
+
+def test_each_replica_has_its_own_samples_until_it_ends() -> None:
+    sampler = Sampler("local")
+    sampler.store_if_due(NOW)
+    for s in range(0, 61, 10):
+        see(sampler, "ms-1-1", 0.9 * s, s * SECOND, version="v1" if s else "")
+        if s <= 40:
+            see(sampler, "ms-2-1", 0.1 * s, s * SECOND, ordinal=1, version="v2")
+        sampler.store_if_due(NOW + s * SECOND)
+
+    assert of_replicas() == [
+        (30.0, 0, "v1", 1, 27.0, 30.0),
+        (30.0, 1, "v2", 1, 3.0, 30.0),
+        (60.0, 0, "v1", 1, 27.0, 30.0),
+        # It ended between the samples.
+        (60.0, 1, "v2", 1, 1.0, 10.0),
+    ]
+    assert {row.host for row in ReplicaSample.objects.all()} == {"here"}
+
+
+def test_an_agent_that_starts_again_counts_only_what_its_own_servers_do() -> None:
+    before = Sampler("local")
+    before.store_if_due(NOW)
+    see(before, "ms-1-1", 0.0, timedelta(0))
+    see(before, "ms-1-1", 20.0, 30 * SECOND)
+    before.store_if_due(NOW + PERIOD)
+    see(before, "ms-1-1", 25.0, 40 * SECOND)
+
+    after = Sampler("local")
+    after.store_if_due(NOW + 50 * SECOND)
+    see(after, "ms-1-2", 0.0, 50 * SECOND)
+    see(after, "ms-1-2", 6.0, 80 * SECOND)
+    after.store_if_due(NOW + 80 * SECOND)
+
+    # The ten seconds that the first one had not stored are lost; none counts twice.
+    assert [row[1:] for row in samples()] == [("m", 1, 20.0, 30.0), ("m", 1, 6.0, 30.0)]
+    assert [row[-2:] for row in of_replicas()] == [(20.0, 30.0), (6.0, 30.0)]
+
+
+def test_a_sample_is_of_model_and_replicas_or_not_at_all_and_never_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler = Sampler("local")
+    sampler.store_if_due(NOW)
+    see(sampler, "ms-1-1", 0.0, timedelta(0))
+    see(sampler, "ms-1-1", 20.0, 30 * SECOND)
+
+    def fail(*args: object) -> None:
+        raise OperationalError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaSample.objects, "bulk_create", fail)
+        with pytest.raises(OperationalError):
+            sampler.store_if_due(NOW + PERIOD)
+    assert samples() == []
+    assert of_replicas() == []
+    see(sampler, "ms-1-1", 21.0, 60 * SECOND)
+    sampler.store_if_due(NOW + 2 * PERIOD)
+
+    assert samples() == [(60.0, "m", 1, 1.0, 30.0)]
+    assert of_replicas() == [(60.0, 0, "v1", 1, 1.0, 30.0)]
+
+
+def test_replicas_with_more_devices_than_others_of_their_model_are_told_apart() -> None:
+    sampler = Sampler("local")
+    sampler.store_if_due(NOW)
+    for s in (0, 30):
+        see(sampler, "ms-1-1", float(s), s * SECOND, devices=4)
+        see(sampler, "ms-2-1", 0.0, s * SECOND, ordinal=1)
+    sampler.store_if_due(NOW + PERIOD)
+
+    found = UtilizationSample.objects.order_by("devices")
+    assert [(row.devices, row.busy_s) for row in found] == [(1, 0.0), (4, 30.0)]
+    # Four devices were busy, and one was not.
+    spans = [timedelta(hours=1)]
+    assert utilisation.duty(spans, now=NOW + PERIOD, pool_id="cpu") == [0.8]
 
 
 def test_a_clock_that_is_set_back_makes_no_negative_time() -> None:
@@ -82,17 +195,38 @@ def test_a_clock_that_is_set_back_makes_no_negative_time() -> None:
     assert samples() == [(-3600.0, "m", 1, 1.0, 0.0)]
 
 
+def test_an_agent_says_of_each_replica_where_it_ran_and_what_it_held(tmp_path: Path) -> None:
+    AcceleratorPool.objects.create(id="box", devices=2)
+    with machine(tmp_path) as host:
+        register(pool="box", devices_per_replica=2)
+        (row,) = host.until_state(ServerState.READY)
+        host.clock.jump(seconds=30)
+        host.step()
+
+    sample = ReplicaSample.objects.get()
+    assert (sample.model_id, sample.pool_id, sample.ordinal) == ("mini", "box", 0)
+    assert (sample.host, sample.version, sample.devices) == (row.host, "stub-0", 2)
+    # The stub says that it was busy for 1.5 s.
+    assert sample.busy_s == 1.5
+    assert sample.lived_s == pytest.approx(30, abs=10)
+    assert UtilizationSample.objects.get().devices == 2
+
+
 def test_old_samples_of_the_agent_are_erased(settings: Settings) -> None:
     old = NOW - settings.AIRS_KEEP_QUEUE_SAMPLES
     for agent in ("local", "other"):
         UtilizationSample.objects.create(
             at=old, agent=agent, model_id="m", replicas=1, busy_s=1, replica_s=1
         )
+        ReplicaSample.objects.create(
+            at=old, agent=agent, model_id="m", ordinal=0, busy_s=1, lived_s=1
+        )
     sampler = Sampler("local")
     sampler.store_if_due(NOW)
     sampler.store_if_due(NOW + PERIOD)
 
-    assert [row.agent for row in UtilizationSample.objects.all()] == ["other"]
+    for table in (UtilizationSample, ReplicaSample):
+        assert [row.agent for row in table.objects.all()] == ["other"]
 
 
 def test_use_is_read_by_hour_and_model() -> None:

@@ -276,6 +276,7 @@ class _Service:
             for_good=frozenset(bad),
             calls=1,
             accelerator_seconds=BATCH_S / BATCH * cost * len(items),
+            device_seconds=BATCH_S / BATCH * cost * len(items),
         )
 
     def _expire(self, workflow_id: int) -> None:

@@ -347,6 +347,46 @@ def test_pools_are_read_with_their_decisions_and_rebalanced(api: FakeApi, client
     assert asyncio.run(use()) == ((listed,), listed, page, "on")
 
 
+def test_models_and_pools_are_managed_alike_by_both_clients(api: FakeApi, client: Client) -> None:
+    api.versions = [{"version": "v1"}]
+    api.trial = {"version": "v1", "error": None}
+
+    made = client.models.register("mini", kind="hosted", checkpoint="tiny:0")
+    acts = client.models.start("mini"), client.models.stop("mini"), client.models.restart("mini")
+    tried = client.models.try_rows("mini", [("q", "t")])
+    client.models.remove("mini")
+    pool = client.pools.register("new", devices=2)
+    grown = client.pools.change("new", devices=4)
+    client.pools.remove("new")
+
+    assert (made.id, made.state, [act.state for act in acts]) == (
+        "mini",
+        "STOPPED",
+        ["STARTING", "DRAINING", "READY"],
+    )
+    assert tried == client.models.try_message("minilm", "hello")
+    assert client.models.resize("minilm", 2).raw["replicas"] == 2
+    assert client.models.versions("minilm").items == ({"version": "v1"},)
+    assert (pool.devices, grown.devices) == (2, 4)
+
+    async def use() -> tuple[Any, ...]:
+        async with AsyncClient(api.url, TOKEN) as other:
+            model = await other.models.register("mini", kind="hosted", checkpoint="tiny:0")
+            states = (
+                await other.models.start("mini"),
+                await other.models.stop("mini"),
+                await other.models.restart("mini"),
+            )
+            answered = await other.models.try_rows("mini", [("q", "t")])
+            await other.models.remove("mini")
+            devices = await other.pools.register("new", devices=2)
+            more = await other.pools.change("new", devices=4)
+            await other.pools.remove("new")
+            return model, states, answered, devices, more
+
+    assert asyncio.run(use()) == (made, acts, tried, pool, grown)
+
+
 def test_the_asynchronous_client_does_the_same(api: FakeApi, rows: Path) -> None:
     api.looks = deque([workflow(state="RUNNING"), workflow(state="COMPLETED", completed=3)])
     api.ratings = [rating(n) for n in range(3)]

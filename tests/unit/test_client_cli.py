@@ -387,6 +387,16 @@ def test_status_shows_the_time_line_and_how_requests_waited(airs: Airs, api: Fak
         ("pools", "show", "box", "-o", "json"),
         ("pools", "decisions", "box", "-o", "json"),
         ("pools", "rebalance", "box", "on", "-o", "json"),
+        ("pools", "register", "new", "--devices", "2", "-o", "json"),
+        ("pools", "resize", "box", "8", "-o", "json"),
+        ("models", "register", "new", "--checkpoint", "tiny:0", "-o", "json"),
+        ("models", "start", "minilm", "-o", "json"),
+        ("models", "stop", "minilm", "-o", "json"),
+        ("models", "restart", "minilm", "-o", "json"),
+        ("models", "resize", "minilm", "2", "-o", "json"),
+        ("models", "versions", "minilm", "-o", "json"),
+        ("models", "retire", "minilm", "v1", "-o", "json"),
+        ("models", "try", "minilm", "--message", "hello", "-o", "json"),
         ("archive", "explain", "-r", "needs_met", '{"query": "q"}', "-o", "json"),
         ("archive", "purge", "-r", "needs_met", "-o", "json"),
         ("-o", "json", "archive", "purge-state", "prg_1"),
@@ -425,6 +435,128 @@ def test_raters_and_models_are_listed_and_shown(airs: Airs) -> None:
     assert "score_max  1.0" in airs("raters", "show", "needs_met").out
     assert "minilm  hosted  oip       READY" in airs("models", "list").out
     assert "protocol  oip" in airs("models", "show", "minilm").out
+
+
+def test_a_model_is_registered_started_resized_and_removed(airs: Airs, api: FakeApi) -> None:
+    hosted = (
+        *("models", "register", "mini", "--checkpoint", "pkg:weights/model", "--pool", "box"),
+        *("--replicas", "0:1:4", "--devices", "2", "--serving", '{"dtype": "bf16"}'),
+    )
+
+    registered = airs(*hosted)
+    started, resized = airs("models", "start", "mini"), airs("models", "resize", "mini", "3")
+    airs("models", "stop", "mini")
+    removed = airs("models", "remove", "mini")
+
+    assert (registered.code, registered.out) == (0, "mini STOPPED\n")
+    (sent,) = api.calls("POST", "/models")
+    assert json.loads(sent.beginning) == {
+        "id": "mini",
+        "kind": "hosted",
+        "checkpoint": "pkg:weights/model",
+        "pool": "box",
+        "devices_per_replica": 2,
+        "replicas": {"min": 0, "default": 1, "max": 4},
+        "serving": {"dtype": "bf16"},
+    }
+    assert (started.out, resized.out) == ("mini STARTING\n", "mini READY\n")
+    (size,) = api.calls("POST", "/models/mini/resize")
+    assert json.loads(size.beginning) == {"replicas": 3}
+    assert (removed.code, removed.out, "mini" in api.models) == (0, "", False)
+
+
+def test_an_external_model_is_registered_with_a_key_that_nobody_sees(
+    airs: Airs, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.warnings = ["Nobody answers."]
+    external = (
+        "models",
+        "register",
+        "gpt",
+        "--server",
+        "https://x.example",
+        "--protocol",
+        "openai",
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("sk-qa-0123456789abcdef\n"))
+
+    ended = airs(*external, "--key", "-")
+
+    (sent,) = api.calls("POST", "/models")
+    document = json.loads(sent.beginning)
+    assert document["api_key"] == "sk-qa-0123456789abcdef"
+    assert (document["kind"], document["url"]) == ("external", "https://x.example")
+    assert ended.err == "warning: Nobody answers.\n"
+    assert airs(*external, "--key", "sk-qa-0123456789abcdef").code == 2
+    assert airs(*external, "--key", "env:KEY").code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("models", "register", "x"),
+        ("models", "register", "x", "--checkpoint", "tiny:0", "--server", "http://x"),
+        ("models", "register", "x", "--checkpoint", "tiny:0", "--replicas", "1"),
+        ("models", "register", "x", "--checkpoint", "tiny:0", "--serving", "[]"),
+        ("models", "register", "x", "--checkpoint", "tiny:0", "--serving", "{"),
+        ("models", "try", "minilm"),
+        ("models", "try", "minilm", "--query", "q"),
+        ("models", "try", "minilm", "--query", "q", "--message", "m", "text"),
+        ("models", "resize", "minilm", "-1"),
+        ("pools", "register", "x"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(
+    airs: Airs, api: FakeApi, arguments: tuple[str, ...]
+) -> None:
+    assert airs(*arguments).code == 2
+    assert not api.received
+
+
+def test_a_model_is_tried(airs: Airs, api: FakeApi) -> None:
+    api.trial = {
+        "model": "minilm", "address": "http://127.0.0.1:1", "latency_s": 0.25, "version": "v7",
+        "rows": [{"score": 0.5, "tokens": 9.0, "truncated": {}}, {"score": 0.25, "tokens": 4.0}],
+        "content": "", "finish_reason": "", "truncated": True, "error": None,
+    }  # fmt: skip
+
+    tried = airs("models", "try", "minilm", "--query", "tea", "green tea", "rocks")
+    (sent,) = api.calls("POST", "/models/minilm/try")
+    api.trial |= {"rows": [], "error": {"code": "timeout", "detail": "no whole answer"}}
+    failed = airs("models", "try", "minilm", "--message", "hello")
+
+    assert json.loads(sent.beginning)["rows"][1] == {"query": "tea", "text": "rocks"}
+    for text in ("v7", "0.25", "something was cut", "green tea  0.5    9.0"):
+        assert text in tried.out
+    assert (tried.code, failed.code, failed.out) == (0, 1, "")
+    assert failed.err == "error: timeout: no whole answer\n"
+
+
+def test_the_versions_of_a_model_are_listed(airs: Airs, api: FakeApi) -> None:
+    api.versions = [
+        {"version": "v2", "state": "failed", "checkpoint": "b", "reason": "wrong shapes"},
+        {"version": "v1", "state": "serving", "checkpoint": "a", "reason": ""},
+    ]
+
+    out = airs("models", "versions", "minilm").out
+    retired = airs("models", "retire", "minilm", "v1/a b")
+
+    assert (retired.code, retired.out) == (0, "minilm v1/a b retiring\n")
+    assert "v2       failed   b           wrong shapes" in out
+
+
+def test_a_pool_is_registered_resized_and_removed(airs: Airs, api: FakeApi) -> None:
+    made = airs("pools", "register", "new", "--devices", "4", "--kind", "gpu")
+    airs("pools", "resize", "new", "8")
+    removed = airs("pools", "remove", "new")
+
+    assert made.out == "new 0 of 4 devices used\n"
+    (sent,) = api.calls("POST", "/pools")
+    assert json.loads(sent.beginning) == {
+        "id": "new", "devices": 4, "kind": "gpu", "agent": "local"
+    }  # fmt: skip
+    assert json.loads(api.calls("PATCH", "/pools/new")[0].beginning) == {"devices": 8}
+    assert (removed.code, "new" in api.pools) == (0, False)
 
 
 def test_pools_are_listed_with_their_decisions_and_rebalanced(airs: Airs, api: FakeApi) -> None:
@@ -655,6 +787,13 @@ def test_wrong_usage_ends_with_2_before_anything_is_sent(
         ("models", "show", "absent"),
         ("pools", "show", "absent"),
         ("pools", "rebalance", "absent", "on"),
+        ("pools", "remove", "absent"),
+        ("models", "start", "absent"),
+        ("models", "resize", "absent", "2"),
+        ("models", "versions", "absent"),
+        ("models", "retire", "absent", "v1"),
+        ("models", "try", "absent", "--query", "q", "text"),
+        ("models", "remove", "absent"),
         ("submit", "rows.jsonl", "--rater", "absent"),
     ],
 )
@@ -686,7 +825,7 @@ def test_a_refused_file_shows_its_first_faults(airs: Airs, api: FakeApi, rows: s
 def test_a_server_that_is_not_there_is_named_with_what_to_do(
     airs: Airs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_BRIEF", Retries(max_retries=1, base_s=0.001))
+    monkeypatch.setattr(cli, "BRIEF", Retries(max_retries=1, base_s=0.001))
     monkeypatch.setenv("AIRS_URL", "http://127.0.0.1:9")
 
     ended = airs("status")

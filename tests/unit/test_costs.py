@@ -145,3 +145,43 @@ def test_a_limit_of_calls_a_second_sets_the_pace_where_it_is_slower() -> None:
     assert 4 / by_limit == pytest.approx(24)
     assert paced(1.0, servers=4, calls_a_request=1, max_qps=1_000) == 1.0
     assert paced(0.01, servers=4, calls_a_request=1, max_qps=None) == 0.01
+
+
+def test_what_devices_take_is_learned_beside_what_calls_do() -> None:
+    first = learn(
+        None,
+        Span(requests=12, call_seconds=12.0, device_seconds=1.2, is_full=True),
+        worked=0.1,
+        batch_size=12,
+    )
+    assert first is not None
+    assert first.device_seconds == pytest.approx(0.1)
+
+    second = learn(
+        first,
+        Span(requests=12, call_seconds=12.0, device_seconds=2.4, is_full=True),
+        worked=0.1,
+        batch_size=12,
+    )
+
+    assert second is not None
+    assert second.device_seconds == pytest.approx(0.1 + 0.02 * 0.1)
+    assert (second.call_seconds, second.seconds) == (first.call_seconds, first.seconds)
+
+
+def test_the_first_measure_of_devices_counts_for_a_rater_that_had_none() -> None:
+    before = Cost(seconds=1.0, call_seconds=1.0, requests=1_200, is_exact=True)
+    untold = Span(requests=12, call_seconds=12.0, is_full=True)
+
+    cost = learn(
+        learn(before, untold, worked=1.0, batch_size=12),
+        Span(requests=12, call_seconds=12.0, device_seconds=6.0, is_full=True),
+        worked=1.0,
+        batch_size=12,
+    )
+
+    assert cost is not None
+    assert cost.device_seconds == 0.5
+    later = learn(cost, untold, worked=1.0, batch_size=12)
+    assert later is not None
+    assert later.device_seconds == 0.5

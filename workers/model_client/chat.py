@@ -4,12 +4,12 @@ The text of an answer is not judged here: a refusal or a cut answer is a good an
 protocol, and the plug-in says what it is worth.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
-from fulfillment.policy.priority import vllm_priority
+from fulfillment.policy.priority import sglang_priority, vllm_priority
 from workers.autoraters.protocol import ChatAnswer, ChatCall
 from workers.model_client.answers import (
     error_in_200,
@@ -20,16 +20,22 @@ from workers.model_client.answers import (
 )
 from workers.model_client.outcomes import CallOutcome, Verdict
 
+VLLM = "vllm"
+_PRIORITIES: Mapping[str, Callable[[int], int]] = {VLLM: vllm_priority, "sglang": sglang_priority}
+
 
 def chat_body(call: ChatCall, *, model_name: str, priority: int | None) -> bytes:
-    """Return the request; `priority` is the API's, None where the server knows none.
-
-    vLLM serves the lowest number first, and refuses any other than 0 unless it was started for it.
-    """
+    """Return the request; `priority` is the server's own number, None where it knows none."""
     document: dict[str, Any] = {**call.options, "model": model_name, "messages": call.messages}
     if priority is not None:
-        document["priority"] = vllm_priority(priority)
+        document["priority"] = priority
     return orjson.dumps(document)
+
+
+def chat_priority(score: int, style: str) -> int | None:
+    """Return what a server of this style is told of an API score, None where it knows none."""
+    told = _PRIORITIES.get(style)
+    return None if told is None else told(score)
 
 
 def read_chat(body: bytes, *, call: ChatCall, expected_version: str) -> ChatAnswer | Verdict:

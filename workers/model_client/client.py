@@ -18,15 +18,23 @@ from datetime import datetime
 from typing import Generic, TypeVar
 
 import orjson
+from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from fulfillment.retry_after import parse_retry_after
 from workers.autoraters.protocol import ChatAnswer, ChatCall, OipAnswer, OipCall
 from workers.model_client.answers import error_text, read_answer
-from workers.model_client.chat import chat_body, read_chat
+from workers.model_client.chat import VLLM, chat_body, chat_priority, read_chat
 from workers.model_client.endpoint import Endpoint, InvalidEndpoint, Target, target_of
-from workers.model_client.oip import ModelMetadata, infer_body, parameters, read_metadata
+from workers.model_client.oip import (
+    TRITON,
+    ModelMetadata,
+    infer_body,
+    parameters,
+    read_metadata,
+)
 from workers.model_client.outcomes import CallOutcome, Verdict, classify, row_fault
+from workers.model_client.pools import FOLLOW_S, Pools
 from workers.model_client.wire import Reply, Wire
 
 READY_PROBE_S = 2.0
@@ -50,7 +58,10 @@ class CallResult(Generic[A]):
 
 
 class ModelClient:
-    """Model calls of one event loop. `clock` is asked only for what a date in Retry-After means."""
+    """Model calls of one event loop. `clock` is asked only for what a date in Retry-After means.
+
+    `resolver` looks names up, by default the system's; each name in use every `follow_s` seconds.
+    """
 
     def __init__(
         self,
@@ -58,10 +69,17 @@ class ModelClient:
         clock: Callable[[], datetime],
         max_connections: int = 512,
         max_connections_per_host: int = 256,
+        resolver: AbstractResolver | None = None,
+        follow_s: float = FOLLOW_S,
     ) -> None:
         self._clock = clock
         self._wire = Wire(
-            max_connections=max_connections, max_connections_per_host=max_connections_per_host
+            Pools(
+                max_connections=max_connections,
+                max_connections_per_host=max_connections_per_host,
+                resolver=resolver,
+                follow_s=follow_s,
+            )
         )
         self._targets: dict[tuple[str, str, tuple[tuple[str, str], ...]], Target] = {}
         self._readiness: dict[URL, tuple[float, bool]] = {}
@@ -86,7 +104,7 @@ class ModelClient:
 
         async def ask(target: Target) -> OipAnswer | Verdict:
             request_id = f"{next(self._ids):x}"
-            told = parameters(priority, limit_s) if endpoint.sends_priority else {}
+            told = parameters(priority, limit_s) if endpoint.style(TRITON) == TRITON else {}
             try:
                 body = infer_body(call, rows=rows, request_id=request_id, parameters=told)
             except orjson.JSONEncodeError:  # lone surrogates, which intake replaces
@@ -120,7 +138,7 @@ class ModelClient:
                 body = chat_body(
                     call,
                     model_name=endpoint.model_name,
-                    priority=priority if endpoint.sends_priority else None,
+                    priority=chat_priority(priority, endpoint.style(VLLM)),
                 )
             except orjson.JSONEncodeError:
                 return row_fault("invalid_request", rows=1)

@@ -5,10 +5,12 @@ user part or in its query; none of them leaves this module in a message or a `re
 """
 
 import base64
+import hashlib
+import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -39,7 +41,13 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
     sends_priority: bool = False
-    """Whether the server knows Triton's `priority` and `timeout`, or vLLM's `priority`."""
+    """Whether the server is told how urgent a call is."""
+    priority_style: str = ""
+    """In whose direction: `triton`, `vllm`, `sglang`; "" for what is usual for the protocol."""
+
+    def style(self, usual: str) -> str:
+        """Return in whose direction the server is told urgency, "" where it is not told."""
+        return (self.priority_style or usual) if self.sends_priority else ""
 
     def __repr__(self) -> str:
         return f"Endpoint(host={host_of(self.url)!r}, model_name={self.model_name!r})"
@@ -59,7 +67,8 @@ class Target:
     model: URL
     ready: URL
     headers: CIMultiDict[str]
-    secrets: tuple[str, ...]
+    secrets: re.Pattern[str] | None
+    """All that must not be repeated, in each form in which a server may."""
 
     def describe(self, prefix: str, text: str = "") -> str:
         """Return a line for people: what happened, at which host, in whose words, no secrets."""
@@ -68,9 +77,7 @@ class Target:
         return (f"{line}: {words}" if words else line)[:DETAIL_LIMIT]
 
     def redact(self, text: str) -> str:
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
+        return text if self.secrets is None else self.secrets.sub("***", text)
 
 
 def target_of(endpoint: Endpoint) -> Target:
@@ -97,7 +104,7 @@ def target_of(endpoint: Endpoint) -> Target:
         model=_at(plain, model),
         ready=_at(plain, f"{root}/v2/health/ready"),
         headers=headers,
-        secrets=tuple(sorted(_secrets(base, login, endpoint.headers), key=len, reverse=True)),
+        secrets=_pattern(_secrets(base, login, endpoint.headers)),
     )
 
 
@@ -131,6 +138,31 @@ def _secrets(base: URL, login: str, headers: Mapping[str, str]) -> set[str]:
     for value in headers.values():
         candidates.update((value, value.partition(" ")[2]))
     return {secret for secret in candidates if len(secret) >= SHORTEST_SECRET}
+
+
+def _pattern(secrets: set[str]) -> re.Pattern[str] | None:
+    """Return what finds the secrets in a text, the longest first; None where there are none."""
+    forms = {form for secret in secrets for form in _forms(secret)}
+    longest_first = sorted(forms, key=lambda form: (-len(form), form))
+    # Digests and percent-encoding are written in either case.
+    return re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE) if forms else None
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Return a secret as servers repeat it: as it came, encoded, or as the digest they store."""
+    data = secret.encode()
+    yield secret
+    yield html.escape(secret)
+    yield quote(secret, safe="")
+    yield quote_plus(secret)
+    for encoded in (base64.b64encode(data), base64.urlsafe_b64encode(data)):
+        yield encoded.decode().rstrip("=")
+    for digest in (
+        hashlib.md5(data, usedforsecurity=False),
+        hashlib.sha1(data),
+        hashlib.sha256(data),
+    ):
+        yield digest.hexdigest()
 
 
 def _printable(text: str) -> str:

@@ -10,6 +10,9 @@ from fulfillment.policy.priority import oip_priority
 from workers.autoraters.protocol import OipCall
 from workers.model_client.outcomes import CallOutcome, Verdict
 
+TRITON = "triton"
+"""The only direction of urgency that the protocol's servers know."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelMetadata:

@@ -51,7 +51,7 @@ CONTEXT_LENGTH = re.compile(
 """How servers say that a row has more tokens than the model takes; they differ in the status."""
 
 NOT_READY = re.compile(
-    r"warming|warm-up|(?:is|still|currently) (?:loading|starting|initiali[sz]ing)"
+    r"warming|warm-up|\bloading model\b|(?:is|still|currently) (?:loading|starting|initiali[sz]ing)"
     r"|not (?:yet )?(?:ready|loaded)",
     re.IGNORECASE,
 )
@@ -63,6 +63,14 @@ MODEL_NOT_READY = re.compile(
 
 UNKNOWN_MODEL = re.compile(r"request for unknown model", re.IGNORECASE)
 """Triton's words for a model it does not have; older ones say it with 400."""
+
+NO_PRIORITY = re.compile(
+    r"priority scheduling is not enabled|using priority is disabled", re.IGNORECASE
+)
+"""The words of vLLM (with 400) and SGLang (with 503) where they were not started for priorities.
+
+Every row would meet the same: it is the model's setting that is wrong.
+"""
 
 PAUSES = {401: "unauthorized", 403: "forbidden", 404: "not_found"}
 OVERLOADS = {429: "rate_limited", 503: "unavailable", 529: "overloaded"}
@@ -82,6 +90,8 @@ def classify(status: int, text: str, *, rows: int) -> Verdict:
     """
     if CONTEXT_LENGTH.search(text):
         return row_fault("context_length_exceeded", rows=rows)
+    if status in {400, 503} and NO_PRIORITY.search(text):
+        return Verdict(outcome=CallOutcome.PAUSE, code="priority_not_enabled")
     if (status == 503 and NOT_READY.search(text)) or (
         status in {400, 404} and MODEL_NOT_READY.search(text)
     ):

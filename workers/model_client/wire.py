@@ -15,17 +15,12 @@ from yarl import URL
 
 from workers.model_client.endpoint import Target
 from workers.model_client.outcomes import CallOutcome, Verdict
+from workers.model_client.pools import Pools
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 ERROR_BODY_S = 2.0
 """How long we listen to a server that explains a refusal; the status is known already."""
-CONNECT_S = 5.0
-IDLE_S = 4.0
-"""We close connections that idle for longer; uvicorn, the shortest we know, does so after 5 s."""
-
-PER_REQUEST = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-"""The total limit is the caller's: one timer over the request, its repeat and the reading."""
 
 TOO_LARGE = Verdict(
     outcome=CallOutcome.INCOMPLETE,
@@ -51,13 +46,10 @@ class _NothingCame(Exception):
 
 
 class Wire:
-    """The connections of one event loop: no redirects, proxies of the environment or cookies."""
+    """Requests over the connections of one event loop; no redirect is followed."""
 
-    def __init__(self, *, max_connections: int, max_connections_per_host: int) -> None:
-        self._max_connections = max_connections
-        self._max_connections_per_host = max_connections_per_host
-        self._pooled: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
 
     async def post(self, url: URL, target: Target, body: bytes) -> Reply | Verdict:
         return await self._request("POST", url, target, body)
@@ -66,47 +58,23 @@ class Wire:
         return await self._request("GET", url, target, None)
 
     async def close(self) -> None:
-        for session in (self._pooled, self._fresh):
-            if session is not None:
-                await session.close()
-        self._pooled = self._fresh = None
+        await self._pools.close()
 
     async def _request(
         self, method: str, url: URL, target: Target, body: bytes | None
     ) -> Reply | Verdict:
-        # Sessions belong to the loop that runs when they are made, so not in the constructor.
-        if self._pooled is None:
-            self._pooled = self._session(keepalive_timeout=IDLE_S)
         try:
-            return await _exchange(self._pooled, method, url, target, body)
+            with self._pools.session(url.host or "") as session:
+                return await _exchange(session, method, url, target, body)
         except _NothingCame:
             pass
-        if self._fresh is None:
-            self._fresh = self._session(force_close=True)
         try:
-            repeated = await _exchange(self._fresh, method, url, target, body)
+            repeated = await _exchange(self._pools.fresh(), method, url, target, body)
         except _NothingCame:
             return _lost("twice before any answer")
         if isinstance(repeated, Verdict) and repeated.outcome is CallOutcome.WARMING:
             return _lost("and refused after that: the server went away during the call")
         return repeated
-
-    def _session(
-        self, *, keepalive_timeout: float | None = None, force_close: bool = False
-    ) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            limit=self._max_connections,
-            limit_per_host=self._max_connections_per_host,
-            keepalive_timeout=keepalive_timeout,
-            force_close=force_close,
-        )
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=PER_REQUEST,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # it knows no bound; see unpack()
-            trust_env=False,
-        )
 
 
 def unpack(body: bytes | bytearray, encoding: str) -> bytes | None:

@@ -3,7 +3,8 @@
 1. The admin user and an API token, with random secrets in $AIRS_HOME/credentials.json (0600).
    AIRS_ADMIN_PASSWORD and AIRS_API_TOKEN override them, also later. A password that somebody
    changed in the admin is left alone.
-2. The pool, model and rater that the demo uses, unless they exist.
+2. The groups viewer, submitter and operator, for further users of the admin.
+3. The pool, model and rater that the demo uses, unless they exist.
 
 Secrets go to the file, and to a terminal if there is one: output that is not a terminal is a log.
 """
@@ -23,6 +24,7 @@ from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
 from django.db import connection, transaction
 
+from airs_site.groups import make_groups
 from fulfillment import raters, tokens
 from fulfillment.clock import database_now
 from fulfillment.models import ApiToken, Rater, Role
@@ -56,6 +58,8 @@ class Command(BaseCommand):
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             self._credentials(database_now())
+            if made := make_groups():
+                self.stdout.write(f"groups made: {', '.join(made)}")
         self._samples(database_now())
 
     def _credentials(self, now: datetime) -> None:

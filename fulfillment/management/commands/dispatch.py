@@ -26,6 +26,7 @@ from fulfillment.model_directory import (
     Replica,
     model_directory,
 )
+from fulfillment.policy.limits import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,10 @@ class Glance:
     def coming(self, now: datetime) -> Sequence[tuple[str, str]]:
         """Return what was on its way then."""
         return self._directory.coming(now)
+
+    def limits(self, now: datetime) -> Sequence[Rule]:
+        """Return the traffic rules that hold."""
+        return self._directory.limits(now)
 
 
 class Command(BaseCommand):

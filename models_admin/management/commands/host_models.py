@@ -17,12 +17,13 @@ from types import FrameType
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist
 from django.core.management.base import BaseCommand
 from django.db import Error, InterfaceError, OperationalError, connection
 
 from models_admin.agent import HostAgent
 from models_admin.clock import database_now
-from models_admin.hosting import LocalBackend
+from models_admin.local_hosting import LocalBackend
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Command(BaseCommand):
             backend=LocalBackend(
                 logs=settings.AIRS_HOME / "logs",
                 cache=settings.AIRS_HOME / "cache" / "jax",
+                locks=settings.AIRS_HOME / "devices",
                 checkpoint_root=settings.AIRS_CHECKPOINT_ROOT,
                 cwd=settings.BASE_DIR,
                 environ=os.environ,
@@ -96,9 +98,9 @@ def _pass(agent: HostAgent) -> None:
             agent.run_once(database_now())
         else:
             agent.stand_by()
-    except Error as error:
-        # PostgreSQL restarts, or a row changed under us: the next pass starts from the truth.
-        expected = isinstance(error, OperationalError | InterfaceError)
+    except (Error, ObjectDoesNotExist) as error:
+        # PostgreSQL restarts, or a row changed or went under us: the next pass sees the truth.
+        expected = isinstance(error, OperationalError | InterfaceError | ObjectDoesNotExist)
         logger.warning(
             "host_agent_pass_failed error=%s",
             type(error).__name__,

@@ -1,0 +1,115 @@
+"""Trying a model: one real call with a few texts of a person, never archived.
+
+The call is made by the callable that AIRS_MODEL_TRIAL names, which is the code that executors call
+models with: model management has no client of its own for them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from models_admin import services
+from models_admin.directory import EndpointData, directory
+from models_admin.errors import Conflict
+from models_admin.models import ModelConfig, Protocol
+from models_admin.services import Problem, refuse
+from models_admin.services.audit import audit
+
+MOST_ROWS: Final = 8
+MOST_CHARACTERS: Final = 20_000
+"""Of one text."""
+LONGEST_S: Final = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a model is asked: rows of an OIP model, or a message to a chat model."""
+
+    rows: Sequence[tuple[str, str]] = ()
+    """Query and text of each."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What came of the call; `code` and `detail` say why there is no answer, without secrets."""
+
+    code: str = ""
+    detail: str = ""
+    latency_s: float
+    version: str = ""
+    """What the answer calls the model."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Of each row what the model put out, by name, and `truncated`: what it cut."""
+    content: str = ""
+    finish_reason: str = ""
+    truncated: bool = False
+    """Whether anything was cut, of the texts or of the answer."""
+
+
+Ask = Callable[[EndpointData, Question, float, datetime], Answer]
+"""Makes the call within so many seconds from now; never raises for what a server does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A question, where it was sent, and what came of it."""
+
+    address: str
+    answer: Answer
+    question: Question = field(repr=False)
+
+
+def try_model(model_id: str, question: Question, *, now: datetime, actor: str = "") -> Trial:
+    """Ask a model once, at an address that could be sent to now.
+
+    Raises InvalidFields for a question that it cannot be asked, Conflict when it has no address.
+    """
+    model = services.find_model(model_id)
+    refuse(_problems(model, question))
+    replica = next((r for r in directory.replicas(now) if r.model_id == model_id), None)
+    endpoint = None if replica is None else directory.endpoint(replica.key)
+    if endpoint is None:
+        raise Conflict(
+            f"No replica of model {model_id!r} is ready: start it, or look at its replicas.",
+            code="not_ready",
+        )
+    ask: Ask = import_string(settings.AIRS_MODEL_TRIAL)
+    answer = ask(endpoint, question, min(LONGEST_S, endpoint.timeout_s), now)
+    audit(
+        "model_tried",
+        model_id,
+        actor,
+        kind="model",
+        detail={"rows": len(question.rows) or 1, "code": answer.code or "answered"},
+    )
+    return Trial(address=endpoint.url, answer=answer, question=question)
+
+
+def _problems(model: ModelConfig, question: Question) -> list[Problem]:
+    """Return what is wrong with a question; texts are never cut before they are sent."""
+    if model.protocol == Protocol.OIP:
+        texts = {f"rows.{number}": text for number, row in enumerate(question.rows) for text in row}
+        if question.message:
+            return [_wrong("message", "not_allowed", "is for chat models; this one takes rows")]
+        if not 1 <= len(question.rows) <= MOST_ROWS:
+            return [_wrong("rows", "out_of_range", f"1 to {MOST_ROWS} rows of query and text")]
+    else:
+        texts = {"message": question.message}
+        if question.rows:
+            return [_wrong("rows", "not_allowed", "is for OIP models; this one takes a message")]
+        if not question.message.strip():
+            return [_wrong("message", "empty_field", "what the model is told")]
+    return [
+        _wrong(field, "field_too_long", f"at most {MOST_CHARACTERS:,} characters a text")
+        for field, text in texts.items()
+        if len(text) > MOST_CHARACTERS
+    ]
+
+
+def _wrong(field: str, code: str, detail: str) -> Problem:
+    return Problem(field=field, code=code, detail=detail)
