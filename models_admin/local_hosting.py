@@ -145,7 +145,10 @@ class LocalBackend:
         """Run the server's own `--check`; it uses the CPU, whatever the server will run on."""
         child = self._checks.get(launch.name)
         if child is not None and child.launch != launch:
-            _end(self._checks.pop(launch.name))
+            # One that cannot even be killed (its disk hangs) must not stop the agent.
+            _kill(child.process)
+            if child.process.poll() is None:
+                return None
             child = None
         if child is None:
             try:
@@ -156,9 +159,9 @@ class LocalBackend:
                 return Verdict(passed=False, text=f"could not be checked: {failure}")
             return None
         if child.process.poll() is None:
-            if self._monotonic() - child.started_at < _CHECK_LIMIT_S:
-                return None
-            _end(child)
+            if self._monotonic() - child.started_at >= _CHECK_LIMIT_S:
+                _kill(child.process)
+            return None
         del self._checks[launch.name]
         return _verdict(child, server_log.last_words(child.log, child.log_start, self._secrets))
 

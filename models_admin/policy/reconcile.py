@@ -259,8 +259,10 @@ def _without_process(replica: Replica, slot: Slot | None, now: datetime) -> Step
     if slot is None:
         return _said(replica, Act.KEEP, _stopped(record), replica.ended or "not wanted")
     pausing = record.state in {ServerState.BACKOFF, ServerState.FAILED}
-    if pausing and slot == record.slot and record.next_start_at and now < record.next_start_at:
-        rest = (record.next_start_at - now).total_seconds()
+    pause = (record.next_start_at or now) - now
+    # One longer than any was begun by a clock that was set back since.
+    if pausing and slot == record.slot and timedelta(0) < pause <= REFUSED_PAUSE:
+        rest = pause.total_seconds()
         # Why it pauses is worth more than how long it still does.
         reason = f"starts again in {rest:.0f} s" if record.state is ServerState.BACKOFF else ""
         return _said(replica, Act.WAIT, record, reason)
@@ -352,7 +354,8 @@ def _leave(replica: Replica, why: str, now: datetime) -> Step:
 
 def _drained(replica: Replica, seen: Seen, limit: timedelta, now: datetime) -> Step:
     record = replica.record
-    since = now - (record.draining_at or now - limit)
+    # A clock that is set back meanwhile must not keep it.
+    since = abs(now - (record.draining_at or now - limit))
     if since >= limit:
         return _said(replica, Act.STOP, record, "drain limit reached")
     if seen.draining:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,7 +17,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from models_admin import checkpoints, prospects, server_log, services
+from models_admin import checkpoints, local_hosting, prospects, server_log, services
 from models_admin.agent import HostAgent
 from models_admin.hosting import Launch, Living, ReplicaName
 from models_admin.management.commands import host_models
@@ -212,6 +212,23 @@ def test_a_check_that_hangs_ends_though_nobody_asks_for_it_again(host: Host) -> 
     wait_for(lambda: not lives(child.process.pid))
 
 
+def test_a_check_that_cannot_be_killed_does_not_stop_the_agent(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.use(sys.executable, "-c", "import time; time.sleep(600)")
+    host.backend.check(CHECK)
+    host.clock.jump(seconds=1_000)
+
+    with monkeypatch.context() as hangs:
+        hangs.setattr(local_hosting, "_kill", lambda process: None)
+        assert host.backend.check(CHECK) is None
+        assert host.backend.check(replace(CHECK, checkpoint="tiny:10")) is None
+
+    verdict = until_checked(host.backend, CHECK)
+    assert not verdict.passed
+    assert "SIGKILL" in verdict.text
+
+
 def test_a_verdict_that_nobody_asked_for_is_forgotten(host: Host) -> None:
     command = host.backend._command
     host.backend._command = (sys.executable, "-c", "raise SystemExit('no such weights')")
@@ -236,3 +253,28 @@ def test_a_pool_is_judged_under_its_lock() -> None:
     locked = next(n for n, sql in enumerate(statements) if "FOR UPDATE" in sql)
     judged = next(n for n, sql in enumerate(statements) if "models_admin_modelconfig" in sql)
     assert locked < judged
+
+
+@pytest.mark.parametrize("state", [ServerState.BACKOFF, ServerState.FAILED])
+def test_a_clock_that_is_set_back_prolongs_no_pause(memory: Machine, state: ServerState) -> None:
+    register()
+    memory.passes(8)
+    memory.backend.kill(ReplicaName("mini", 0))
+    later = memory.clock.now() + timedelta(hours=3)
+    ModelServer.objects.update(state=state, ready_at=None, next_start_at=later)
+
+    memory.passes(5)
+
+    assert ModelServer.objects.get(state=ServerState.READY)
+
+
+def test_a_clock_that_is_set_back_prolongs_no_drain(memory: Machine) -> None:
+    register()
+    memory.passes(8)
+    services.stop_model("mini", now=memory.clock.now())
+    later = memory.clock.now() + timedelta(hours=3)
+    ModelServer.objects.update(state=ServerState.DRAINING, draining_at=later)
+
+    memory.passes(3)
+
+    assert memory.backend.observe().living == {}
