@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from models_admin import probe, server_log
+from models_admin import probe, server_environment, server_log
 from models_admin.hosting import (
     DevicesHeld,
     Ending,
@@ -54,7 +54,7 @@ _PRIVATE: Final = frozenset(
         "REDIS_URL",
     }
 )
-"""What a model server has no use for, and so does not get."""
+"""What no log shows, even if a server came by it."""
 
 # Runs between fork and the server's own first line. A preexec_fn would do the same, but may
 # deadlock in a process with threads. The parent may have died before the signal was asked for.
@@ -114,7 +114,7 @@ class LocalBackend:
         self._locks = locks
         self._checkpoint_root = checkpoint_root
         self._cwd = cwd
-        self._environ = {name: text for name, text in environ.items() if name not in _PRIVATE}
+        self._environ = server_environment.of(environ)
         self._secrets = [
             text
             for name, text in environ.items()
@@ -268,7 +268,7 @@ class LocalBackend:
         code = child.process.returncode
         log_tail = server_log.tail(child.log, child.log_start, self._secrets)
         if code < 0:
-            return Ending(text=f"killed by {signal.Signals(-code).name}", log_tail=log_tail)
+            return Ending(text=f"killed by {_signal(-code)}", log_tail=log_tail)
         if code == 0:
             return Ending(text="ended with exit code 0", clean=True, log_tail=log_tail)
         if (refusal := server_log.refusal(words)) is not None:
@@ -340,13 +340,19 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(lock)
 
 
+def _signal(number: int) -> str:
+    # Real-time signals have no name.
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
 def _verdict(child: _Child, words: str) -> Verdict:
     code = child.process.returncode
     if code == 0 and server_log.checked(words):
         return Verdict(passed=True, text="")
     if (refusal := server_log.refusal(words)) is not None:
         return Verdict(passed=False, text=refusal.text)
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    ended = f"killed by {_signal(-code)}" if code < 0 else f"ended with {code}"
     return Verdict(passed=False, text=f"its check {ended}: {server_log.last_line(words)}")
 
 

@@ -187,6 +187,15 @@ def test_servers_outlive_their_logs(host: Host) -> None:
     assert "SIGKILL" in row.last_error
 
 
+def test_a_death_by_a_signal_without_a_name_is_told(host: Host) -> None:
+    host.stub.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGRTMIN + 1)\n")
+    register()
+
+    (row,) = host.until_state(ServerState.BACKOFF)
+
+    assert row.reason.startswith(f"killed by signal {signal.SIGRTMIN + 1}")
+
+
 def test_a_full_log_is_emptied_though_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
