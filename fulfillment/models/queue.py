@@ -55,6 +55,7 @@ class Batch(models.Model):
     lease_until = models.DateTimeField(null=True)
 
     class Meta:
+        verbose_name_plural = "batches"
         constraints = [
             models.CheckConstraint(
                 condition=Q(state__in=[s.value for s in BatchState]), name="batch_state"
