@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 PERIOD: Final = timedelta(seconds=10)
 LEAST_APART: Final = timedelta(seconds=5)
 """Of two checks of a model: a tick that comes twice counts once."""
+_SET_BACK: Final = timedelta(minutes=1)
+"""A check of a nearer future is one for which this one waited."""
 
 _LOCK: Final = crc32(b"models_admin.external")
 
@@ -65,8 +67,11 @@ def _round(
 
 def _is_due(model: ModelConfig, now: datetime) -> bool:
     health = health_of(model)
-    # One of the future was made before the clock was set back.
-    return health is None or abs(now - health.checked_at) >= LEAST_APART
+    if health is None:
+        return True
+    age = now - health.checked_at
+    # One of a far future was made before the clock was set back.
+    return age >= LEAST_APART or age <= -_SET_BACK
 
 
 def _target(model: ModelConfig) -> Target:

@@ -287,6 +287,16 @@ def test_a_tick_that_comes_twice_counts_once() -> None:
     assert health().failures == 1
 
 
+def test_who_waited_for_a_later_check_does_not_set_it_back() -> None:
+    register("http://127.0.0.1:9")
+    later = check(times=2, check=finding(Sign.BAD))
+
+    external.check_model("ext", later - STEP, check=finding(Sign.GOOD))
+    assert health().checked_at == later
+    external.check_model("ext", later - timedelta(hours=1), check=finding(Sign.GOOD))
+    assert health().checked_at == later - timedelta(hours=1), "the clock was set back"
+
+
 def test_who_finds_another_at_work_leaves_it_alone() -> None:
     register("http://127.0.0.1:9")
     other = connection.copy()
