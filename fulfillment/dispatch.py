@@ -16,17 +16,17 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-import orjson
 from django.db import OperationalError, connection
 
-from fulfillment import common_room, leases, prepared, regulation
+from fulfillment import common_room, executors, prepared, regulation
 from fulfillment.claim import Pass, claim
+from fulfillment.executors import Publish
 from fulfillment.fleet import Fleet
 from fulfillment.held import Held
 from fulfillment.model_directory import ModelDirectory
-from fulfillment.policy import fairness, lines, ordering, places, quota, traffic
+from fulfillment.policy import fairness, lines, messages, ordering, places, quota, traffic
 from fulfillment.policy.fairness import OverShare
-from fulfillment.policy.priority import PriorityClass, travel_step
+from fulfillment.policy.priority import PriorityClass
 from fulfillment.ready import Sight, VersionLoad
 from fulfillment.windows import Room, Windows
 
@@ -39,9 +39,6 @@ REST = timedelta(seconds=2)
 """How long nothing is sent to a replica that refused a connection or is warming up."""
 MOST_CLAIMS = 20
 """Of a rater in one pass, which claims again while what it claims is not there."""
-
-Publish = Callable[[Sequence[tuple[int, int, str]], int], None]
-"""Sends [(batch id, fence, replica)] to the executors at a Celery priority."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,7 +114,7 @@ def observe(memory: Memory, signals: Sequence[Mapping[str, Any]], now: datetime)
 
 def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publish: Publish) -> Pass:
     """Fill all free room of all raters; return what was done."""
-    total_slots, plugins = executors(now)
+    total_slots, plugins = executors.live(now)
     if not total_slots:
         return Pass()
     usages = {version_id: order.usage for version_id, order in memory.orders.items()}
@@ -140,13 +137,15 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     served.sort(key=lambda version: memory.servings.get(version.version_id, 0))
     rooms = {version.version_id: fleet.room(version, memory.windows) for version in served}
     lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
+    ready = partial(_ready_of, lined_up=lined_up, rooms=rooms, memory=memory)
     memory.slots = total_slots
-    if quota.threads_left(memory.held.messages, total_slots) == 0:
+    if messages.threads_left(memory.held.messages, total_slots) == 0:
         # By model: whoever shares one with what leaves would lose its turns in it.
         leaving = {
             version.model_id
             for version in served
-            if not _can_wait(version, rooms[version.version_id], lined_up, memory)
+            if not rooms[version.version_id].can_wait
+            or not executors.can_wait(ready(version), rooms[version.version_id])
         }
         served = [version for version in served if version.model_id in leaving]
     wanted = {
@@ -168,7 +167,7 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
         able,
         slots,
         rooms,
-        ready=lambda version: _ready(version, lined_up(version), rooms[version.version_id], memory),
+        ready=ready,
         held=memory.held,
         credits=memory.credits,
     )
@@ -202,6 +201,16 @@ def _may_leave(version: VersionLoad, room: Room, memory: Memory) -> int:
     return sum(regulation.may_leave(version, room, memory.held, taken).values())
 
 
+def _ready_of(
+    version: VersionLoad,
+    *,
+    lined_up: Callable[[VersionLoad], lines.Order],
+    rooms: Mapping[int, Room],
+    memory: Memory,
+) -> Mapping[PriorityClass, int]:
+    return _ready(version, lined_up(version), rooms[version.version_id], memory)
+
+
 def _ready(
     version: VersionLoad, order: lines.Order, room: Room, memory: Memory
 ) -> Mapping[PriorityClass, int]:
@@ -212,49 +221,10 @@ def _ready(
     return regulation.may_leave(version, room, memory.held, taken)
 
 
-def executors(now: datetime) -> tuple[int, dict[str, set[str]]]:
-    """Return the slots of live executors, and the plug-in versions that they have."""
-    with connection.cursor() as cursor:
-        prepared.execute(
-            cursor,
-            "SELECT slots, plugins FROM fulfillment_executorboot"
-            " WHERE heartbeat_at > %s::timestamptz",
-            [now - leases.SILENCE],
-        )
-        rows = cursor.fetchall()
-    plugins: dict[str, set[str]] = defaultdict(set)
-    for _, names in rows:
-        for name, version in orjson.loads(names).items():
-            plugins[name].add(version)
-    return sum(slots for slots, _ in rows), plugins
-
-
 def _line_up(
     version: VersionLoad, *, rooms: Mapping[int, Room], fleet: Fleet, sight: Sight
 ) -> lines.Order:
     return sight.line_up(version, fleet.requests_per_s(version, rooms[version.version_id]))
-
-
-def _can_wait(
-    version: VersionLoad,
-    room: Room,
-    lined_up: Callable[[VersionLoad], lines.Order],
-    memory: Memory,
-) -> bool:
-    """Say whether what is READY of a rater version may wait for a thread.
-
-    Not what is urgent, or more urgent than all that is out: that would be served first.
-    """
-    if not room.can_wait:
-        return False
-    waiting = _waiting(_ready(version, lined_up(version), room, memory))
-    out = room.most_urgent
-    return (
-        bool(waiting)
-        and waiting[0] is not PriorityClass.HIGH
-        and out is not None
-        and (waiting[0] >= out)
-    )
 
 
 def _serve(
@@ -345,37 +315,13 @@ def _send(
     if version.max_qps is not None:
         bucket = memory.buckets[version.rater_id]
         memory.buckets[version.rater_id] = quota.spend(bucket, passed.calls)
-    waiting = _waiting(_ready(version, order, room, memory))
+    ready = _ready(version, order, room, memory)
     sight.give_back(version, {w: n for w, n in passed.put_back.items() if w not in elsewhere})
-    left = quota.threads_left(memory.held.messages, memory.slots)
-    for (step, urgent), sent in _by_step(claims, waiting).items():
-        size = traffic.message_size(
-            room=room.most, batches=len(sent), urgent=urgent and len(sent) < 4, threads=left
-        )
-        for start in range(0, len(sent), size):
-            message = sent[start : start + size]
-            memory.held.send([batch_id for batch_id, _, _ in message])
-            publish(message, step)
+    executors.send(claims, ready, room=room, held=memory.held, slots=memory.slots, publish=publish)
     asked = sum(pick.batches for pick in picks)
     # The room was made for whole batches; where these were what is left of some, more may go.
     more = passed.sent == asked and passed.calls < asked * room.calls_a_batch
     return replace(passed, full=passed.full or more)
-
-
-def _by_step(
-    claims: Mapping[tuple[int, PriorityClass], Sequence[tuple[int, int, str]]],
-    waiting: Sequence[PriorityClass],
-) -> Mapping[tuple[int, bool], Sequence[tuple[int, int, str]]]:
-    """Return what was claimed by the step that it travels at, and whether it is of HIGH."""
-    by_step: dict[tuple[int, bool], list[tuple[int, int, str]]] = defaultdict(list)
-    for (step, cls), sent in claims.items():
-        by_step[travel_step(step, cls, waiting), cls is PriorityClass.HIGH] += sent
-    return by_step
-
-
-def _waiting(ready: Mapping[PriorityClass, int]) -> list[PriorityClass]:
-    """Return the classes that wait for room, the highest first: not what a rule holds back."""
-    return sorted(cls for cls, batches in ready.items() if batches)
 
 
 def _batches_allowed(version: VersionLoad, room: Room, memory: Memory, now: datetime) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from fulfillment import dispatch, present, windows
+from fulfillment import executors, present, windows
 from fulfillment.errors import InvalidFields
 from fulfillment.models import Rater, RaterCost, RaterVersion, Workflow
 from fulfillment.policy import limits
@@ -75,7 +75,7 @@ def quota(
     met = limits.matched(rules, traffic)
     free, granted = room.batches(PriorityClass.HIGH), room.batches(cls)
     stops = [*_stops(rater, version, asked, now)]
-    slots, _ = dispatch.executors(now)
+    slots, _ = executors.live(now)
     slots_left = max(0, slots - moment.held.total)
     if not slots:
         stops.append(Reason(code="no_executor", detail="no executor is alive"))

@@ -25,8 +25,8 @@ from kombu.exceptions import OperationalError as BrokerError
 from fulfillment import prepared
 from fulfillment.clock import database_now
 from fulfillment.models import ExecutorBoot
+from fulfillment.policy.messages import BATCHES_A_THREAD
 from fulfillment.policy.priority import CELERY_STEPS
-from fulfillment.policy.quota import BATCHES_A_THREAD
 from models_admin.directory import directory
 from workers.autoraters import available
 from workers.rating_generator import RatingGenerator

@@ -1,8 +1,7 @@
 """Quota: what each gets of what all share.
 
 Of a replica's window: whatever class wants it, but for what is kept for the highest. Of the
-executors' slots: no rater more than half while another waits; of their threads, some are kept for
-the highest class, too. Of the calls a second that a rater is
+executors' slots: no rater more than half while another waits. Of the calls a second that a rater is
 limited to: what time has let through. Raters' windows themselves are in `traffic`.
 """
 
@@ -13,9 +12,6 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 KEPT_FOR_HIGH: Final = 2
-"""Places of a window, and threads of all executors together."""
-BATCHES_A_THREAD: Final = 16
-"""Executors have so many slots for each thread, which works on one message of that many at most."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -66,18 +62,6 @@ class ReplicaLoad:
     version: str
     window: int
     held: int
-
-
-def threads_left(messages: int, slots: int) -> int | None:
-    """Return how many more messages may leave that are not of HIGH, None while any number may.
-
-    A message has a thread of the executors, which have so many `slots`, until its last batch has
-    ended. Sent one by one as places come free, the batches of slow models would have all threads,
-    and an urgent message would wait in the broker for one of them. So a few are kept for it.
-    """
-    threads = slots // BATCHES_A_THREAD
-    kept = min(KEPT_FOR_HIGH, threads // 8)
-    return max(0, threads - kept - messages) if kept else None
 
 
 def can_wait(replicas: Sequence[ReplicaLoad]) -> bool:

@@ -8,7 +8,7 @@ Through whom it goes is decided in `quota`, which workflow fills the room in `or
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from math import ceil, sqrt
+from math import sqrt
 from typing import Final
 
 from fulfillment.policy.priority import PriorityClass
@@ -27,7 +27,6 @@ as many calls go again in the next instant."""
 GROWTH_SHARE: Final = 1 / 32
 """Of the ceiling, a full window of successes: a large window recovers in as many round trips as a
 small one, which one call a round trip would take hours for where calls take seconds."""
-MAX_MESSAGE_BATCHES: Final = 16
 
 
 def backoff(*, attempt: int, chance: float, retry_after_s: float | None) -> timedelta:
@@ -208,15 +207,3 @@ def room(
     widest = int(window.limits[PriorityClass.HIGH])
     probes = total < widest and not in_flight_by_class.get(cls, 0) and not cooled
     return 1 if probes else 0
-
-
-def message_size(*, room: int, batches: int, urgent: bool, threads: int | None) -> int:
-    """Return how many batches one message carries: the message, not the rating, is what costs.
-
-    Nor do the messages of what leaves now take more than half of the `threads` that are left for
-    them (`quota.threads_left`).
-    """
-    if urgent:
-        return 1
-    least = 1 if threads is None else ceil(batches / max(1, threads // 2))
-    return min(max(room // 4, least, 1), MAX_MESSAGE_BATCHES)

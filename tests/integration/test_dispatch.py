@@ -26,7 +26,7 @@ from fulfillment.models import (
 from fulfillment.policy import traffic
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
 from fulfillment.policy.priority import PriorityClass
-from fulfillment.policy.quota import BATCHES_A_THREAD
+from fulfillment.policy.messages import BATCHES_A_THREAD
 from tests import builders
 from tests.rating_queue import (
     SCORE,

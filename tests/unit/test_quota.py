@@ -14,7 +14,6 @@ from fulfillment.policy.quota import (
     kept_for_high,
     slots_for,
     spend,
-    threads_left,
 )
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -205,17 +204,7 @@ def test_places_are_kept_for_high_as_far_as_it_has_none() -> None:
     assert [kept_for_high(16, held=held) for held in (1, 2, 9)] == [1, 0, 0]
 
 
-# Threads of executors
-
-
-@pytest.mark.parametrize(
-    ("threads", "messages", "left"),
-    [(7, 9, None), (8, 0, 7), (8, 7, 0), (15, 3, 11), (16, 3, 11), (16, 14, 0), (16, 20, 0)],
-)
-def test_two_threads_of_sixteen_are_kept_for_urgent_messages(
-    threads: int, messages: int, left: int | None
-) -> None:
-    assert threads_left(messages, threads * 16) == left
+# Waiting
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from fulfillment.policy.traffic import (
     adapt,
     backoff,
     decide_retry,
-    message_size,
     open_window,
     room,
 )
@@ -446,26 +445,3 @@ def test_what_cools_is_forgotten() -> None:
         window = adapt(window, refused, NOW + timedelta(seconds=second))
 
     assert len(window.cooling) == 1
-
-
-@pytest.mark.parametrize(
-    ("free", "urgent", "size"),
-    [
-        (0, False, 1),
-        (7, False, 1),
-        (8, False, 2),
-        (31, False, 7),
-        (32, False, 8),
-        (64, False, 16),
-        (500, False, 16),
-        (500, True, 1),
-    ],
-)
-def test_messages_grow_with_the_room_unless_urgent(free: int, urgent: bool, size: int) -> None:
-    assert message_size(room=free, batches=free, urgent=urgent, threads=None) == size
-
-
-@pytest.mark.parametrize(("threads", "size"), [(0, 8), (1, 8), (3, 8), (4, 4), (9, 2), (100, 2)])
-def test_messages_grow_where_few_threads_are_left(threads: int, size: int) -> None:
-    assert message_size(room=8, batches=8, urgent=False, threads=threads) == size
-    assert message_size(room=8, batches=2, urgent=True, threads=threads) == 1
