@@ -9,8 +9,8 @@ Three rules, one inside the other:
    left to others for want of work it gets up to four back, one before each full credit.
 2. *Workflow.* Of a class, the workflow with the smallest score is served: requests of its owner,
    those open up to and including it and those served within minutes, over the owner's weight,
-   times the share of its time that is left; it grows with each batch of its owner's that leaves.
-   While a deadline presses (`pressure`), three dispatches
+   times the share of its time that is left; it grows with each batch of its owner's
+   that leaves in the class. While a deadline presses (`pressure`), three dispatches
    in four go to what is due by it. Owners over their share (`fairness`) stand behind all others.
 3. *Owner.* One dispatch in twenty of a class is a turn: it goes to the owner served longest ago.
 

@@ -25,8 +25,8 @@ from fulfillment.models import (
 )
 from fulfillment.policy import traffic
 from fulfillment.policy.lifecycle import BatchState, RequestState, Source, WorkflowState
-from fulfillment.policy.priority import PriorityClass
 from fulfillment.policy.messages import BATCHES_A_THREAD
+from fulfillment.policy.priority import PriorityClass
 from tests import builders
 from tests.rating_queue import (
     SCORE,
@@ -498,6 +498,8 @@ def test_urgent_work_waits_for_no_thread() -> None:
     submit(names(3, "high"), batch_size=1, priority=90)
 
     assert dispatcher.wake_and_run().sent == 2, "the places that are kept for it"
+    end(Batch.objects.filter(workflow__priority=50, state=BatchState.LEASED)[:1])
+    assert dispatcher.wake_and_run().sent == 1, "though some of it is out already"
 
 
 def test_what_is_more_urgent_than_all_that_is_out_waits_for_no_thread() -> None:

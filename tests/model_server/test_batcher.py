@@ -23,12 +23,13 @@ class Bench:
 
     lanes: int = 1
     devices: int = 1
+    floor_every: int = 0
     device: GatedDevice = field(default_factory=GatedDevice)
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.meter = Meter(started_at=0.0)
-        shaping = replace(SERVING.shaping, devices=self.devices)
+        shaping = replace(SERVING.shaping, devices=self.devices, floor_every=self.floor_every)
         serving = replace(SERVING, lanes=self.lanes, shaping=shaping)
         self.batcher = Batcher(self.device, serving, self.meter, clock=lambda: self.now)
 
@@ -54,12 +55,16 @@ def ids(number: int, length: int = 3) -> Ids:
 
 
 def trial(
-    scenario: Callable[[Bench], Awaitable[None]], *, lanes: int = 1, devices: int = 1
+    scenario: Callable[[Bench], Awaitable[None]],
+    *,
+    lanes: int = 1,
+    devices: int = 1,
+    floor_every: int = 0,
 ) -> Bench:
     """Run a scenario to its end, and end its lanes whatever happens."""
 
     async def played() -> Bench:
-        bench = Bench(lanes=lanes, devices=devices)
+        bench = Bench(lanes=lanes, devices=devices, floor_every=floor_every)
         try:
             await scenario(bench)
         finally:
@@ -121,6 +126,21 @@ def test_a_kept_query_as_text_needs_no_second_vector() -> None:
         assert np.array_equal(found.kept, found.once)
 
     assert len(trial(scenario).device.batches) == 1
+
+
+def test_whoever_waited_longest_leads_once_it_was_passed_over_often_enough() -> None:
+    async def scenario(bench: Bench) -> None:
+        calls = [bench.call(ids(1, 20), ids(2, 20))]
+        await bench.device.started()
+        calls.append(bench.call(ids(3), ids(4), priority=101))
+        for number in range(5, 17, 2):
+            calls.append(bench.call(ids(number, 20), ids(number + 1, 20), priority=1))
+        await asyncio.sleep(0)
+        bench.device.let(99)
+        await asyncio.gather(*calls)
+
+    bench = trial(scenario, floor_every=3)
+    assert [ids(3) in batch for batch in bench.device.batches].index(True) == 3
 
 
 def test_the_batch_is_formed_when_the_device_becomes_free() -> None:

@@ -589,3 +589,26 @@ def test_one_order_serves_portions_as_it_serves_the_whole(
         taken.update({pick.workflow_id: pick.batches for pick in decision.picks})
 
     assert taken == Counter({pick.workflow_id: pick.batches for pick in whole.picks})
+
+
+def test_owners_take_turns_within_a_decision() -> None:
+    assert picks_of([load(1), load(2, owner="bob")], 10) == {1: 5, 2: 5}
+
+
+@given(loads=load_lists, room=rooms)
+def test_a_decision_serves_as_if_the_order_were_made_anew_for_each_batch(
+    loads: list[Load], room: int
+) -> None:
+    # Of one class: what an owner is served in another counts once the order is made anew. And with
+    # as much time left, or of one owner what has less would overtake, as its score rises less.
+    due = NOW + timedelta(hours=1)
+    left = [replace(each, submitted_at=NOW, deadline_at=due, priority_class=LOW) for each in loads]
+    whole = picks_of(left, room)
+
+    memory, served = Memory(), Counter[int]()
+    for _ in range(room):
+        decision = next_batches(left, room=1, now=NOW, memory=memory)
+        memory, left = decision.memory, left_after(left, decision.picks)
+        served.update({pick.workflow_id: pick.batches for pick in decision.picks})
+
+    assert served == Counter(whole)
