@@ -1,7 +1,7 @@
 """The dispatcher: what a claim leases, parks, ends and sends."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -456,7 +456,7 @@ def test_a_backlog_leaves_with_several_batches_a_message() -> None:
     assert {r for m in dispatcher.sent for _, _, r in m.batches} == {"r1", "r2"}
 
 
-def end(ends: Sequence[Batch]) -> None:
+def end(ends: Iterable[Batch]) -> None:
     """Finish batches that are out."""
     taken = leases.take_over(
         [(batch.pk, batch.fence) for batch in ends],
