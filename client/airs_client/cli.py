@@ -4,22 +4,22 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 finished with failed or refused ite
 130 interrupted. Nothing here decides how a call is made; see `client`.
 """
 
-import json
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 import typer
 from rich.console import Console
 
 from airs_client import rendering
+from airs_client.archive_commands import archive_app
 from airs_client.client import Client
 from airs_client.commands import (
     BRIEF,
@@ -30,6 +30,7 @@ from airs_client.commands import (
     data,
     output_of,
     show_json,
+    show_line,
     show_list,
     show_raw,
     talk,
@@ -39,7 +40,8 @@ from airs_client.displays import display_on
 from airs_client.durations import duration_from
 from airs_client.errors import AirsError, NotFound, SourceUnreadable, UnusableId
 from airs_client.files import whole_file
-from airs_client.model_commands import models_app, pools_app
+from airs_client.model_commands import models_app
+from airs_client.pool_commands import pools_app
 from airs_client.results import Distributions, Submission, Workflow
 from airs_client.retries import Retries
 
@@ -72,7 +74,6 @@ raters_app = typer.Typer(help="The raters that can be named.", no_args_is_help=T
 app.add_typer(raters_app, name="raters")
 app.add_typer(models_app, name="models")
 app.add_typer(pools_app, name="pools")
-archive_app = typer.Typer(help="What was rated before.", no_args_is_help=True)
 app.add_typer(archive_app, name="archive")
 
 WorkflowId = Annotated[str, typer.Argument(metavar="ID", help="Id of a workflow.")]
@@ -405,74 +406,6 @@ def show_rater(context: typer.Context, rater_id: RaterId, output: OutputOption =
         show_raw(airs.raters.get(rater_id).raw, output_of(context, output))
 
 
-@archive_app.command("explain")
-def explain(
-    context: typer.Context,
-    rater: Annotated[str, typer.Option("--rater", "-r", help="Id of a rater.")],
-    row: Annotated[str, typer.Argument(metavar="ROW", help="One row as JSON, or - for stdin.")],
-    bypass: Annotated[bool, typer.Option("--bypass", help="As for a workflow.")] = False,
-    output: OutputOption = None,
-) -> None:
-    """Show what a row is known by, which ratings there are, and what it would get now."""
-    fields = _key_fields(sys.stdin.read() if row == "-" else row)
-    with client_of(context, BRIEF) as airs:
-        found = airs.archive.explain(fields, rater=rater, bypass=bypass)
-    show_raw(found, output_of(context, output))
-
-
-@archive_app.command("purge")
-def purge(
-    context: typer.Context,
-    rater: Annotated[str | None, typer.Option("--rater", "-r", help="Id of a rater.")] = None,
-    number: Annotated[
-        int | None, typer.Option("--version", min=1, help="Number of a version of the rater.")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Blanks requests and payloads of the url, too.")
-    ] = None,
-    before: Annotated[
-        datetime | None, typer.Option("--before", help="What was rated before then, in UTC.")
-    ] = None,
-    erase: Annotated[bool, typer.Option("--erase", help="Erase it; else only count it.")] = False,
-    output: OutputOption = None,
-) -> None:
-    """Count or erase ratings that meet all criteria given."""
-    with client_of(context, BRIEF) as airs:
-        found = airs.archive.purge(
-            rater=rater,
-            version=number,
-            url=url,
-            before=before.replace(tzinfo=UTC) if before else None,
-            dry_run=not erase,
-        )
-    show_raw(found, output_of(context, output))
-    if found.get("state") == "running":
-        talk(f"It goes on. Look again with: airs archive purge-state {found.get('id')}")
-
-
-@archive_app.command("purge-state")
-def purge_state(
-    context: typer.Context,
-    purge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a purge.")],
-    output: OutputOption = None,
-) -> None:
-    """Show how far a large purge is."""
-    with client_of(context, BRIEF) as airs:
-        show_raw(airs.archive.purge_state(purge_id), output_of(context, output))
-
-
-def _key_fields(text: str) -> dict[str, Any]:
-    """Return the fields of a row that may decide its score."""
-    try:
-        row = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"the row is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise typer.BadParameter("the row is no JSON object")
-    known = ("query_text", "url", "title", "text", "html", "context")
-    return {"query_text": row.get("query"), **{k: row[k] for k in known if k in row}}
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         data(f"airs {version('airs-client')}")
@@ -484,10 +417,7 @@ def _act(
 ) -> Workflow:
     with client_of(context, BRIEF) as airs:
         workflow = act(airs)
-    if output_of(context, output) is Output.json:
-        show_json(workflow.raw)
-    else:
-        data(rendering.printable(f"{workflow.id} {workflow.state}"))
+    show_line(context, output, workflow.raw, f"{workflow.id} {workflow.state}")
     return workflow
 
 

@@ -74,6 +74,13 @@ def show_list(
         talk("There are more; the API gives them by cursor.")
 
 
+def show_line(context: typer.Context, output: Output | None, raw: Any, line: str) -> None:
+    if output_of(context, output) is Output.json:
+        show_json(raw)
+    else:
+        data(rendering.printable(line))
+
+
 def show_raw(raw: Any, kind: Output) -> None:
     if kind is Output.json:
         show_json(raw)
