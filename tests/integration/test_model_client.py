@@ -847,6 +847,13 @@ def test_neither_digest_nor_encoding_of_a_secret_is_repeated(secret: str) -> Non
         assert told.endswith("; see logs")
 
 
+def test_of_a_secret_that_begins_like_another_nothing_is_left() -> None:
+    headers = {"X-Team": "sk-team-1", "X-Key": "sk-team-1-0123456789"}
+    target = target_of(Endpoint(url="http://h", model_name="m", headers=headers))
+
+    assert target.redact("sk-team-1-0123456789 of sk-team-1") == "*** of ***"
+
+
 def test_an_endpoint_shows_no_secret() -> None:
     endpoint = Endpoint(
         url=f"https://user:{KEY}@models.example/v1?key={KEY}",

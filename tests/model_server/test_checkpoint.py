@@ -204,6 +204,22 @@ def test_a_link_put_in_place_of_a_file_that_was_looked_at_is_not_followed(
         files(root / "good").read(CONFIG)
 
 
+def test_a_pipe_put_in_place_of_a_file_that_was_looked_at_is_not_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opening = root / "good" / CONFIG, os.open
+
+    def piping(opened: Path, flags: int) -> int:
+        path.unlink()
+        os.mkfifo(path)
+        return opening(opened, flags)
+
+    monkeypatch.setattr(os, "open", piping)
+
+    with pytest.raises(CheckpointRefused, match="not_a_regular_file"):
+        files(root / "good").open(CONFIG)
+
+
 def test_the_digest_of_a_config_is_of_the_bytes_that_were_read(root: Path) -> None:
     found = files(root / "decoder_score")
     loader.find("decoder_score").check(found)
@@ -367,6 +383,9 @@ def header_of(document: object) -> bytes:
         lambda content: header_of(
             {"x": {"dtype": "F32", "shape": [2**63], "data_offsets": [0, 0]}}
         ),
+        lambda content: header_of(
+            {"x": {"dtype": "F32", "shape": [0] * 65, "data_offsets": [0, 0]}}
+        ),
         # Multiplied out, it would take minutes.
         lambda content: header_of(
             {"x": {"dtype": "F32", "shape": [10**4000 - 1] * 1_000, "data_offsets": [0, 4]}}
@@ -517,6 +536,12 @@ def test_msgpack_that_does_not_fit_is_refused(
         ),
         lambda content: b"\xc1",
         lambda content: msgpack.packb({"x": msgpack.ExtType(1, b"\x93")}),
+        lambda content: msgpack.packb(
+            {"x": msgpack.ExtType(1, msgpack.packb([[0] * 65, "float32", b""]))}
+        ),
+        lambda content: msgpack.packb(
+            {"x": msgpack.ExtType(1, msgpack.packb([[1], "float32", bytes(8)]))}
+        ),
         lambda content: msgpack.packb(
             {"x": msgpack.ExtType(1, msgpack.packb([7, "float32", b""]))}
         ),

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from tests.model_server.conftest import REAL_SHA256
 from tests.model_server.derive_vectors import DIMENSIONS_KEPT, VECTORS
-from workers.model_server import device
+from workers.model_server import device, loader
 from workers.model_server.bert.sizes import SIZES
 from workers.model_server.device import LoadedModel, WarmupStopped
+from workers.model_server.files import CheckpointRefused, Memory
+from workers.model_server.headers import weights_digest
 from workers.model_server.reader import Ids, Tokens
 from workers.model_server.scheduler import step_for
 
@@ -92,6 +94,20 @@ def test_every_served_shape_is_compiled_beforehand(tiny: LoadedModel) -> None:
     for step in tiny.serving.shaping.steps:
         for rows in range(1, tiny.serving.shaping.rows(step) + 1):
             assert tiny.device.embed([(2, 3)] * rows, step).shape == (rows, WIDTH)
+
+
+def test_weights_of_another_digest_are_refused() -> None:
+    digest = weights_digest(Memory(loader.find(loader.DEFAULT).random(7)))
+
+    def load(sha256: str) -> LoadedModel:
+        return device.load(
+            "tiny:7", root=None, sha256=sha256, version=None, stopping=lambda: False,
+            only_smallest=True,
+        )  # fmt: skip
+
+    assert load(digest[:12].upper()).version
+    with pytest.raises(CheckpointRefused, match="digest_mismatch"):
+        load("0" * 12)
 
 
 def test_warming_up_can_be_stopped() -> None:

@@ -227,6 +227,25 @@ def test_it_ends_with_its_parent(compilations: Path) -> None:
     assert json.loads(log.splitlines()[-1])["event"] == "drained"
 
 
+HANGS = """
+import sys, threading, time
+from workers.model_server import __main__, device, process
+process.LAST_S = 0
+device.load = lambda *_, **__: time.sleep(600)
+__main__.restart_with = lambda settings: None
+sys.exit(__main__.main())
+"""
+
+
+def test_one_whose_device_hangs_ends_though_nobody_is_left_to_kill_it() -> None:
+    arguments = command("--drain-seconds", 1)[3:]
+
+    with running([sys.executable, "-c", HANGS, *arguments]) as server:
+        server.listening()
+
+        assert server.end() == -signal.SIGALRM
+
+
 def finished(argv: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 

@@ -77,6 +77,7 @@ def test_less_urgent_rows_fill_only_as_far_as_that_is_free() -> None:
 
     assert form(queue).rows == (0, 1, 2, 3)
     assert form(queue, fill_tokens=256).rows == tuple(range(8))
+    assert form(queue, devices=2).rows == tuple(range(8))
 
 
 def test_rows_past_their_deadline_are_dropped_not_computed() -> None:
@@ -102,6 +103,12 @@ def test_the_longest_waiting_leads_after_it_was_passed_over_three_times_in_a_row
 
 def test_nobody_is_passed_over_while_the_order_is_that_of_arrival() -> None:
     assert form([waiting(key) for key in range(9)], passed=2).passed == 0
+
+
+def test_whoever_comes_along_behind_another_is_not_passed_over() -> None:
+    along = form([waiting(0, priority=101), waiting(1, priority=1)], passed=2)
+
+    assert (along.rows, along.passed) == ((1, 0), 0)
 
 
 def test_without_rows_nobody_is_passed_over() -> None:

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from ipaddress import ip_address
 
 import aiohttp
@@ -46,7 +47,6 @@ class Pools:
         self._max_connections_per_host = max_connections_per_host
         self._resolver = resolver
         self._follow_s = follow_s
-        self._numeric: dict[str, bool] = {}
         self._pools: dict[str, _Pool] = {}
         self._left: set[_Pool] = set()
         """Those that are not closed yet, as a rule because calls still run."""
@@ -85,7 +85,7 @@ class Pools:
             self._fresh = None
 
     def _pool(self, host: str) -> "_Pool":
-        named = not self._is_numeric(host)
+        named = not _is_numeric(host)
         key = host if named else ""
         pool = self._pools.get(key)
         if pool is None:
@@ -127,18 +127,6 @@ class Pools:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _is_numeric(self, host: str) -> bool:
-        known = self._numeric.get(host)
-        if known is None:
-            try:
-                known = bool(ip_address(host.partition("%")[0]))
-            except ValueError:
-                known = False
-            if len(self._numeric) >= 4 * MAX_POOLS:
-                self._numeric.clear()
-            self._numeric[host] = known
-        return known
-
     def _session(self, resolver: AbstractResolver, *, fresh: bool = False) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=self._max_connections,
@@ -156,6 +144,15 @@ class Pools:
             auto_decompress=False,  # it knows no bound; see wire.unpack()
             trust_env=False,
         )
+
+
+@lru_cache(4 * MAX_POOLS)
+def _is_numeric(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 class _Names(AbstractResolver):

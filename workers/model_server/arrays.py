@@ -18,8 +18,8 @@ from workers.model_server.files import (
     WEIGHTS,
     Files,
     unreadable,
-    weight_files,
 )
+from workers.model_server.headers import weight_files
 
 Tensors = Mapping[str, np.ndarray]
 

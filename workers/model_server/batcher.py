@@ -154,14 +154,15 @@ class Batcher:
             wanted=frozenset(kept_ids).union(once_ids),
             finished=asyncio.get_running_loop().create_future(),
         )
-        self._enqueue(call, set(kept_ids), priority=priority, deadline_at=deadline_at)
+        comes_back = set(kept_ids)
+        self._enqueue(call, comes_back, priority=priority, deadline_at=deadline_at)
         self._fill_lanes()
         try:
             await call.finished
         finally:
             self._drop(call)
         vectors = call.vectors
-        for ids in set(kept_ids):
+        for ids in comes_back:
             self._queries.put(ids, vectors[ids])
         return Vectors(
             kept=stacked(vectors, kept_ids),

@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from workers.model_server import checkpoint, loader
-from workers.model_server.files import WEIGHTS, CheckpointRefused, weights_digest
+from workers.model_server.files import WEIGHTS, CheckpointRefused
+from workers.model_server.headers import weights_digest
 from workers.model_server.loader import Loaded, Rows, Signature
 from workers.model_server.reader import Ids
 from workers.model_server.serving import SERVING, Options, Serving

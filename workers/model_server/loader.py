@@ -28,8 +28,8 @@ from workers.model_server.files import (
     Files,
     Folder,
     unreadable,
-    weights_digest,
 )
+from workers.model_server.headers import weights_digest
 from workers.model_server.serving import DTYPES, LENGTHS, SERVING
 
 if TYPE_CHECKING:

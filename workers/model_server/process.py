@@ -6,6 +6,7 @@ Or, for `--check`: load, run one row, say so, end.
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 SERVED, FAILED = 0, 1
 """Exit statuses."""
+LAST_S = 10
+"""For what is left to do after the drain; then the kernel ends the process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +57,14 @@ async def run(settings: Settings) -> int:
     """Serve one model until SIGTERM or SIGINT; returns the exit status."""
     began_at = time.monotonic()
     told_to_end = asyncio.Event()
+
+    def end() -> None:
+        told_to_end.set()
+        # Should a device hang, this process still ends and frees it: who told it to may be gone.
+        signal.alarm(math.ceil(settings.drain_s) + LAST_S)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
+        asyncio.get_running_loop().add_signal_handler(number, end)
     server = ModelServer(
         name=settings.model_name,
         room=settings.room,

@@ -21,12 +21,8 @@ import numpy as np
 
 from workers.model_server.bert.loader import BertEncoder, cosines
 from workers.model_server.bert.sizes import SIZES
-from workers.model_server.files import (
-    CheckpointRefused,
-    Files,
-    headers,
-    require,
-)
+from workers.model_server.files import CheckpointRefused, Files
+from workers.model_server.headers import headers, require
 from workers.model_server.loader import Contents, Output, Rows, Signature
 
 HEAD = "head.safetensors"

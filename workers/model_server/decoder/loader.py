@@ -20,7 +20,8 @@ from workers.model_server.decoder.sizes import (
     size_of,
     tensor_shapes,
 )
-from workers.model_server.files import CONFIG, Files, headers, read_json, require
+from workers.model_server.files import CONFIG, Files, read_json
+from workers.model_server.headers import headers, require
 from workers.model_server.loader import Contents, Loaded, Loader, Output, Rows, Signature
 
 if TYPE_CHECKING:

@@ -135,8 +135,9 @@ def tensor_shapes(size: DecoderSize) -> dict[str, tuple[int, ...]]:
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
+    if config.get("model_type") != "llama":
+        raise CheckpointRefused("unknown_architecture", f"{CONFIG}: model_type is to be llama")
     usual = {
-        "model_type": "llama",
         "hidden_act": "silu",
         "rope_scaling": None,
         "attention_bias": False,
@@ -147,5 +148,3 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             raise CheckpointRefused(
                 "unknown_architecture", f"{CONFIG}: {name} {config[name]!r} is not served"
             )
-    if config.get("model_type") != "llama":
-        raise CheckpointRefused("unknown_architecture", f"{CONFIG}: model_type is to be llama")
