@@ -20,7 +20,7 @@ from fulfillment.clock import database_now
 from fulfillment.models import ExecutorBoot, Rater, ServiceRun, Workflow, WorkflowStats
 from fulfillment.policy.lifecycle import BatchState, WorkflowState
 from models_admin.models import ModelConfig, ModelKind
-from models_admin.policy.reconcile import ServerState, summary
+from models_admin.policy.replicas import ServerState, summary
 
 NEWEST = 1_000
 """Workflows whose states and sources are summed up."""

@@ -24,7 +24,7 @@ from fulfillment.authentication import IsViewer
 from models_admin import utilisation
 from models_admin.clock import database_now
 from models_admin.models import AcceleratorPool, ModelConfig, ModelKind, ModelServer
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 
 _DUTY: Final = timedelta(minutes=5)
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -96,5 +96,5 @@ class _Hosting(Collector):
         for pool_id in AcceleratorPool.objects.order_by("pk").values_list("pk", flat=True):
             (share,) = utilisation.duty([_DUTY], now=self._now, pool_id=pool_id)
             if share is not None:
-                metric.add_metric([pool_id], min(share, 1.0))
+                metric.add_metric([pool_id], share)
         return metric

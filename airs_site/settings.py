@@ -302,7 +302,7 @@ SPECTACULAR_SETTINGS = {
         "RatingStateEnum": "fulfillment.results.STATES",
         "ModelKindEnum": "models_admin.models.ModelKind",
         "ModelStateEnum": "models_admin.api.shapes.MODEL_STATES",
-        "ServerStateEnum": "models_admin.policy.reconcile.ServerState",
+        "ServerStateEnum": "models_admin.policy.replicas.ServerState",
         "PoolKindEnum": "models_admin.models.PoolKind",
         "RebalancingEnum": "models_admin.models.Rebalancing",
         "ModeEnum": "fulfillment.models.Mode",

@@ -71,14 +71,15 @@ def _action(act: Act, form: _Form) -> Action:
         if "confirmed" not in request.POST:
             return TemplateResponse(
                 request,
-                "fulfillment/confirm_act.html",
+                "admin/confirm_act.html",
                 {
                     **site.admin_site.each_context(request),
                     "title": f"{act.value.capitalize()} {len(workflows)} workflows",
                     "opts": Workflow._meta,
                     "act": act.value,
                     "meaning": form.meaning,
-                    "workflows": workflows,
+                    "chosen": [(workflow, _now(workflow)) for workflow in workflows],
+                    "back": request.get_full_path(),
                 },
             )
         for workflow in workflows:
@@ -90,6 +91,11 @@ def _action(act: Act, form: _Form) -> Action:
         run, permissions=["act"], description=f"{act.value.capitalize()} selected workflows"
     )
     return decorated
+
+
+def _now(workflow: Workflow) -> str:
+    said = (workflow.name, workflow.get_state_display(), f"of {workflow.owner}")
+    return ", ".join(filter(None, said))
 
 
 def _do(site: Any, request: HttpRequest, form: _Form, workflow: Workflow) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 
+from models_admin import traffic_rules
 from models_admin.admin_common import ReadOnlyAdmin
 from models_admin.models import AuditEntry
 
@@ -15,7 +16,7 @@ class _Kinds(admin.SimpleListFilter):
     title = parameter_name = "kind"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(kind, kind.replace("_", " ")) for kind in ("model", "pool", "traffic_rule")]
+        return [(kind, kind) for kind in ("model", "pool", traffic_rules.KIND)]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         known = {kind for kind, _ in self.lookup_choices}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin
 from django.db.models import Model
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from models_admin import charts, services, utilisation
 from models_admin.clock import database_now
@@ -57,6 +57,32 @@ def short_duty_of(**of: str) -> str:
     """Say how busy they were in the last hour and day, in the room that a list has."""
     shares = utilisation.duty(list(_SPANS.values()), now=database_now(), **of)
     return " / ".join(charts.percent(share) for share in shares)
+
+
+class ServiceAdmin(Admin):
+    """Rows that services store: each page shows more than its form, and removes that row alone."""
+
+    def around(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return what the page of a row shows beside its settings."""
+        raise NotImplementedError
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        more = {} if obj is None else self.around(request, obj)
+        return super().render_change_form(request, {**context, **more}, add, change, form_url, obj)
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        found = super().get_actions(request)
+        # A row's own page asks the service, which says what stands against it.
+        found.pop("delete_selected", None)
+        return found
 
 
 class ReadOnlyAdmin(Admin):

@@ -7,8 +7,6 @@ from django.http import HttpRequest
 from models_admin.admin_common import ReadOnlyAdmin
 from models_admin.models import ExternalHealth, ModelConfig, ModelKind, health_of
 
-_STATES = {True: "up", False: "down", None: "unknown"}
-
 
 def health_text(model: ModelConfig) -> str:
     """Say how an external model is, and why; "" of a hosted one."""
@@ -17,7 +15,7 @@ def health_text(model: ModelConfig) -> str:
     health = health_of(model)
     if health is None:
         return "not checked yet"
-    return f"{_STATES[health.up]} since {health.changed_at:%Y-%m-%d %H:%M:%S} UTC: {health.detail}"
+    return f"{health.word} since {health.changed_at:%Y-%m-%d %H:%M:%S} UTC: {health.detail}"
 
 
 @admin.register(ExternalHealth)
@@ -37,7 +35,7 @@ class ExternalHealthAdmin(ReadOnlyAdmin):
     def state(self, health: ExternalHealth) -> str:
         """What is older than the model's last change is of another address, perhaps."""
         found = health_of(health.model)
-        return "not checked yet" if found is None else _STATES[found.up]
+        return "not checked yet" if found is None else found.word
 
     @admin.display(description="took", ordering="latency_s")
     def took(self, health: ExternalHealth) -> str:

@@ -1,9 +1,7 @@
 """Admin pages of models, with their actions."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
@@ -12,190 +10,21 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
-from models_admin import admin_charts, checkpoints, secrets, services, serving
-from models_admin.admin_acts import Act, Confirmed, action_of
-from models_admin.admin_common import Admin, BlindTextarea, Form, duty_of, to_form
+from models_admin import admin_charts, secrets, services
+from models_admin.admin_acts import Confirmed, action_of
+from models_admin.admin_common import ServiceAdmin, duty_of
 from models_admin.admin_externals import health_text
+from models_admin.admin_model_acts import ACTS, OFFERED
+from models_admin.admin_model_form import ModelConfigForm
 from models_admin.admin_servers import rows_of, versions_of
 from models_admin.admin_trial import Tried
 from models_admin.clock import database_now
 from models_admin.models import ModelConfig, ModelKind
 from models_admin.replicas import in_words
 
-_FORM_FIELDS = (
-    *("kind", "protocol", "model_name", "timeout_s", "sends_priority", "priority_style"),
-    *("url", "max_concurrency", "version_label"),
-    *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
-    *("replicas_min", "replicas_default", "replicas_max", "window", "pinned"),
-)
-
-
-def _loaders() -> list[tuple[str, str]]:
-    return [("", "---------"), *((name, name) for name in checkpoints.loaders())]
-
-
-class ModelConfigForm(Form):
-    """Checks a model as the API does; secrets are written only."""
-
-    new_api_key = forms.CharField(
-        required=False,
-        strip=False,
-        label="New API key",
-        widget=forms.PasswordInput(attrs={"autocomplete": "off", "class": "vTextField"}),
-        help_text="Or env:NAME, the name of an environment variable. Empty: it stays as it is.",
-    )
-    drop_api_key = forms.BooleanField(required=False, label="Remove the API key")
-    new_headers = forms.JSONField(
-        required=False,
-        label="New headers",
-        widget=BlindTextarea(attrs={"rows": 3, "autocomplete": "off"}),
-        help_text='Replaces all headers: {"Name": "value or env:NAME"}; {} removes them. '
-        "Empty: they stay as they are.",
-    )
-
-    loader = forms.ChoiceField(required=False, choices=_loaders)
-
-    class Meta:
-        model = ModelConfig
-        fields = ("id", *_FORM_FIELDS)
-        labels: ClassVar = {"timeout_s": "Timeout (s)", "url": "URL"}
-        help_texts: ClassVar = {
-            "model_name": "Name that its server knows it by. Of a hosted model, empty: its id.",
-            "url": "Of its server, without /v2",
-            "serving": f"A JSON object of options. {serving.described()}",
-            "checkpoint": "pkg:PACKAGE/PATH, a path under AIRS_CHECKPOINT_ROOT, or tiny:SEED "
-            "(random weights, for trials)",
-        }
-        widgets: ClassVar = {"serving": forms.Textarea(attrs={"rows": 3})}
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if "model_name" in self.fields:
-            self.fields["model_name"].required = False
-
-    def clean_new_headers(self) -> dict[str, str] | None:
-        headers = self.cleaned_data["new_headers"]
-        if headers is None:
-            return None
-        if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
-            raise forms.ValidationError("An object of strings.", code="bad_type")
-        return headers
-
-    def clean(self) -> dict[str, Any]:
-        cleaned = super().clean() or {}
-        new = self.instance._state.adding
-        model_id = cleaned.get("id", "") if new else self.instance.pk
-        if "kind" not in self.errors:
-            to_form(self, services.model_problems(model_id, self.model_fields(), new=new))
-        if not self.errors:
-            self.seen = services.look_at(model_id, self.model_fields(), new=new)
-            if self.seen.wrong:
-                self.add_error("url", forms.ValidationError(self.seen.wrong, code="wrong_answer"))
-        return cleaned
-
-    def model_fields(self) -> services.ModelFields:
-        """Return what was entered, as the services take it."""
-        cleaned = self.cleaned_data
-        entered = {name: cleaned[name] for name in _FORM_FIELDS if name in cleaned}
-        # Not pinned is not unpinned: that would end what a resize has left.
-        if "pinned" not in self.changed_data:
-            entered.pop("pinned", None)
-        # Left empty they have defaults, which the services know.
-        for name in ("model_name", "loader"):
-            if not entered.get(name):
-                entered.pop(name, None)
-        fields = cast(services.ModelFields, entered)
-        pool = cleaned.get("pool")
-        fields["pool"] = pool.pk if pool else None
-        fields["serving"] = {} if cleaned.get("serving") is None else cleaned["serving"]
-        if cleaned.get("drop_api_key"):
-            fields["api_key"] = None
-        elif cleaned.get("new_api_key"):
-            fields["api_key"] = cleaned["new_api_key"]
-        if cleaned.get("new_headers") is not None:
-            fields["headers"] = cleaned["new_headers"]
-        return fields
-
-    def validate_constraints(self) -> None:
-        """The services have said what is wrong in words; the database has the last one."""
-
-
-_OFFERED = {
-    ModelKind.HOSTED: ("start", "stop", "restart", "resize", "unpin"),
-    ModelKind.EXTERNAL: ("accept_version",),
-}
-"""Acts that a model's own page offers; the list offers all, and says which were refused."""
-
-
-class ReplicasForm(forms.Form):
-    """How many replicas are wanted."""
-
-    replicas = forms.IntegerField(min_value=0, max_value=services.MAX_REPLICAS)
-
-
-def _by_id(service: Callable[..., ModelConfig]) -> Callable[..., ModelConfig]:
-    def run(model: ModelConfig, **more: Any) -> ModelConfig:
-        return service(model.pk, **more)
-
-    return run
-
-
-_ACTS = (
-    Act(
-        name="start",
-        title="Start",
-        service=_by_id(services.start_model),
-        done="Started",
-        meaning="The host agent of the pool starts replicas within seconds; they take work once "
-        "they are READY.",
-    ),
-    Act(
-        name="stop",
-        title="Stop",
-        service=_by_id(services.stop_model),
-        done="Stopped",
-        meaning="All replicas take nothing new, finish what they have and end. Work for these "
-        "models waits until they are started again; deadlines go on.",
-    ),
-    Act(
-        name="restart",
-        title="Restart",
-        service=_by_id(services.restart_model),
-        done="Restarted",
-        meaning="The replicas are replaced one at a time, while others serve. What was changed in "
-        "the settings comes into force with it; a pause after failures ends.",
-    ),
-    Act(
-        name="resize",
-        title="Resize",
-        service=_by_id(services.resize_model),
-        done="Resized",
-        meaning="So many replicas are wanted from now on, or when the model is started. The "
-        "rebalancer leaves them alone for an hour.",
-        form=ReplicasForm,
-    ),
-    Act(
-        name="unpin",
-        title="Let the rebalancer move its replicas again:",
-        service=_by_id(services.unpin_model),
-        done="Unpinned",
-        on_page="Unpin",
-        meaning="The rebalancer moves replicas of these models again, where their pool has it on.",
-    ),
-    Act(
-        name="accept_version",
-        title="Accept the version that its server reports:",
-        service=_by_id(services.accept_version),
-        done="Accepted the version of",
-        on_page="Accept reported version",
-        meaning="What these external servers report counts from now on. Another version is "
-        "another key of the archive: what the old one rated is not taken for it.",
-    ),
-)
-
 
 @admin.register(ModelConfig)
-class ModelConfigAdmin(Confirmed, Tried, Admin):
+class ModelConfigAdmin(Confirmed, Tried, ServiceAdmin):
     """Models, with what can be done to them."""
 
     class Media:
@@ -208,8 +37,8 @@ class ModelConfigAdmin(Confirmed, Tried, Admin):
     list_select_related = ("pool", "health")
     search_fields = ("id", "model_name")
     show_full_result_count = False
-    acts = _ACTS
-    actions = tuple(action_of(act) for act in _ACTS)
+    acts = ACTS
+    actions = tuple(action_of(act) for act in ACTS)
     change_form_template = "models_admin/model.html"
     _common = ("id", "kind", "protocol", "model_name", "timeout_s")
     _external = ("max_concurrency", "sends_priority", "priority_style", "version_label")
@@ -246,12 +75,6 @@ class ModelConfigAdmin(Confirmed, Tried, Admin):
             return ()
         found = ("pinned_until", "start_up_s", "condition")
         return ("id", "kind", "version", "api_key_hint", "headers_hint", *found)
-
-    def get_actions(self, request: HttpRequest) -> Any:
-        found = super().get_actions(request)
-        # It would delete started models, and list every server on its page.
-        found.pop("delete_selected", None)
-        return found
 
     def has_delete_permission(self, request: HttpRequest, obj: ModelConfig | None = None) -> bool:
         stopped = obj is None or not obj.started
@@ -333,32 +156,18 @@ class ModelConfigAdmin(Confirmed, Tried, Admin):
         ]
         return [*ours, *super().get_urls()]
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> Any:
-        model = self.get_object(request, object_id)
-        more = {} if model is None else self._around(request, model)
-        return super().change_view(request, object_id, form_url, {**more, **(extra_context or {})})
-
-    def _around(self, request: HttpRequest, model: ModelConfig) -> dict[str, Any]:
-        """Return what the page of a model shows beside its settings."""
-        hosted = model.kind == ModelKind.HOSTED
+    def around(self, request: HttpRequest, row: ModelConfig) -> dict[str, Any]:
+        hosted = row.kind == ModelKind.HOSTED
         may = self.has_operate_permission(request)
         around: dict[str, Any] = {
-            "page_acts": [
-                act for act in _ACTS if may and act.name in _OFFERED[ModelKind(model.kind)]
-            ]
+            "page_acts": [act for act in ACTS if may and act.name in OFFERED[row.kind]]
         }
         if may:
-            around["trial_form"] = self.trial_form(model)
+            around["trial_form"] = self.trial_form(row)
         if hosted:
-            address = reverse("admin:models_admin_modelconfig_live", args=[model.pk])
-            around |= {"replicas_url": address, **self._live(model, may=may)}
-            around["charts"] = admin_charts.of_model(model.pk, database_now())
+            address = reverse("admin:models_admin_modelconfig_live", args=[row.pk])
+            around |= {"replicas_url": address, **self._live(row, may=may)}
+            around["charts"] = admin_charts.of_model(row.pk, database_now())
         return around
 
     def _live(self, model: ModelConfig, *, may: bool) -> dict[str, Any]:

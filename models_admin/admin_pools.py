@@ -3,10 +3,11 @@
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from models_admin import admin_charts, services
-from models_admin.admin_common import Admin, Form, duty_of, short_duty_of, to_form
+from models_admin.admin_common import Form, ServiceAdmin, duty_of, short_duty_of, to_form
 from models_admin.clock import database_now
 from models_admin.models import AcceleratorPool
 
@@ -26,7 +27,7 @@ class PoolForm(Form):
 
 
 @admin.register(AcceleratorPool)
-class AcceleratorPoolAdmin(Admin):
+class AcceleratorPoolAdmin(ServiceAdmin):
     """Pools of devices."""
 
     class Media:
@@ -41,9 +42,12 @@ class AcceleratorPoolAdmin(Admin):
     search_fields = ("id",)
     list_filter = ("kind", "rebalancing")
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[AcceleratorPool]:
+        return services.with_use(super().get_queryset(request))
+
     @admin.display(description="used")
-    def used(self, pool: AcceleratorPool) -> int:
-        return services.devices_used(pool.pk)
+    def used(self, pool: Any) -> int:
+        return int(pool.devices_used)
 
     @admin.display(description="what the rebalancer last found")
     def found(self, pool: AcceleratorPool) -> str:
@@ -66,22 +70,8 @@ class AcceleratorPoolAdmin(Admin):
     def duty(self, pool: AcceleratorPool) -> str:
         return duty_of(pool_id=pool.pk)
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> Any:
-        pool = self.get_object(request, object_id)
-        more = {} if pool is None else {"charts": admin_charts.of_pool(pool.pk, database_now())}
-        return super().change_view(request, object_id, form_url, {**more, **(extra_context or {})})
-
-    def get_actions(self, request: HttpRequest) -> Any:
-        found = super().get_actions(request)
-        # A pool is removed on its own page, by the service, which says what stands against it.
-        found.pop("delete_selected", None)
-        return found
+    def around(self, request: HttpRequest, row: AcceleratorPool) -> dict[str, Any]:
+        return {"charts": admin_charts.of_pool(row.pk, database_now())}
 
     def delete_model(self, request: HttpRequest, obj: AcceleratorPool) -> None:
         services.remove_pool(obj.pk, actor=request.user.get_username())

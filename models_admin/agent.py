@@ -38,19 +38,17 @@ from models_admin.models import (
     ModelServer,
     ModelVersion,
 )
+from models_admin.policy.assignment import assign
 from models_admin.policy.reconcile import (
-    LIVE,
     Act,
     Desired,
-    Replica,
-    ServerState,
     Step,
-    assign,
     drain_limit,
     held_back,
     launch_failed,
     reconcile,
 )
+from models_admin.policy.replicas import LIVE, Replica, ServerState
 from models_admin.policy.rollout import Slot
 from models_admin.rollouts import Rollouts
 

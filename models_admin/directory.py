@@ -21,7 +21,7 @@ from models_admin.models import (
     health_of,
 )
 from models_admin.policy.health import rests
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.policy.traffic_rules import Rule
 
 HEARTBEAT_LIMIT = timedelta(seconds=10)

@@ -6,12 +6,8 @@ nothing stale serves for long. What still drains then keeps its devices by locks
 """
 
 import contextlib
-import fcntl
-import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from models_admin import probe, server_environment, server_log
+from models_admin import probe, server_environment, server_log, server_process
 from models_admin.hosting import (
-    DevicesHeld,
     Ending,
     Launch,
     LaunchFailed,
@@ -36,36 +31,11 @@ from models_admin.hosting import (
 _READY_POLL_S: Final = 2.0
 _POLL_TIMEOUT_S: Final = 1.5
 _TAIL_EVERY_S: Final = 2.0
-_DRAIN_S: Final = 25
-"""What a server gets for accepted rows after SIGTERM: who preempts a machine gives 30 s notice."""
 _TERM_GRACE_S: Final = 30.0
 """A server that was told to end and still lives after this is killed."""
 _STOP_ALL_S: Final = 15.0
 """The same where the agent itself has to end."""
 _CHECK_LIMIT_S: Final = 900.0
-_SHORTEST_SECRET: Final = 6
-
-_PRIVATE: Final = frozenset(
-    {
-        "AIRS_ADMIN_PASSWORD",
-        "AIRS_API_TOKEN",
-        "AIRS_SECRET_KEY",
-        "DATABASE_URL",
-        "REDIS_URL",
-    }
-)
-"""What no log shows, even if a server came by it."""
-
-# Runs between fork and the server's own first line. A preexec_fn would do the same, but may
-# deadlock in a process with threads. The parent may have died before the signal was asked for.
-_BIND_TO_AGENT: Final = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the host agent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,11 +85,7 @@ class LocalBackend:
         self._checkpoint_root = checkpoint_root
         self._cwd = cwd
         self._environ = server_environment.of(environ)
-        self._secrets = [
-            text
-            for name, text in environ.items()
-            if name in _PRIVATE and len(text) >= _SHORTEST_SECRET
-        ]
+        self._secrets = server_environment.secrets(environ)
         self._command = tuple(command)
         self._term_grace_s = term_grace_s
         self._monotonic = monotonic
@@ -146,7 +112,7 @@ class LocalBackend:
         child = self._checks.get(launch.name)
         if child is not None and child.launch != launch:
             # One that cannot even be killed (its disk hangs) must not stop the agent.
-            _kill(child.process)
+            server_process.kill(child.process)
             if child.process.poll() is None:
                 return None
             child = None
@@ -160,7 +126,7 @@ class LocalBackend:
             return None
         if child.process.poll() is None:
             if self._monotonic() - child.started_at >= _CHECK_LIMIT_S:
-                _kill(child.process)
+                server_process.kill(child.process)
             return None
         del self._checks[launch.name]
         return _verdict(child, server_log.last_words(child.log, child.log_start, self._secrets))
@@ -174,7 +140,7 @@ class LocalBackend:
                 # It had ended at the last look, and nobody asked: its verdict is out of date.
                 del self._checks[name]
             elif check.process.poll() is None and is_late:
-                _kill(check.process)
+                server_process.kill(check.process)
         if due := self._due():
             # One that hangs must not make the others look silent.
             with ThreadPoolExecutor(max_workers=len(due), thread_name_prefix="poll") as pollers:
@@ -207,11 +173,18 @@ class LocalBackend:
                 for folder in (self._logs, self._cache, self._locks):
                     folder.mkdir(parents=True, exist_ok=True)
                 server_log.rotate(log)
-                held_by = [held.enter_context(_locked(self._locks / lock)) for lock in locks]
+                held_by = [
+                    held.enter_context(server_process.locked(self._locks / lock)) for lock in locks
+                ]
                 with log.open("ab") as output:
                     start = output.tell()
                     process = subprocess.Popen(
-                        self._argv(launch, flags),
+                        server_process.argv(
+                            launch,
+                            command=(*self._command, *flags),
+                            checkpoint_root=self._checkpoint_root,
+                            cache=self._cache,
+                        ),
                         cwd=self._cwd,
                         env={**self._environ, **launch.binding.env},
                         stdin=subprocess.DEVNULL,
@@ -233,42 +206,23 @@ class LocalBackend:
             answered_at=now,
         )
 
-    def _argv(self, launch: Launch, flags: Sequence[str]) -> list[str]:
-        options = [
-            part for name, value in sorted(launch.options.items()) for part in _option(name, value)
-        ]
-        return [
-            *(sys.executable, "-I", "-S", "-c", _BIND_TO_AGENT, str(os.getpid())),
-            *self._command,
-            *flags,
-            *("--model-name", launch.model_name),
-            *("--checkpoint", launch.checkpoint),
-            *("--checkpoint-root", str(self._checkpoint_root)),
-            *("--cache-dir", str(self._cache)),
-            *("--port", "0"),
-            *("--drain-seconds", str(_DRAIN_S)),
-            "--exit-with-parent",
-            *(("--loader", launch.loader) if launch.loader else ()),
-            *options,
-        ]
-
     def _reap(self) -> Iterator[tuple[ReplicaName, Ending]]:
         for name, child in list(self._children.items()):
             if child.process.poll() is not None:
                 # What it left in its session may hold the device.
-                _kill(child.process)
+                server_process.kill(child.process)
                 del self._children[name]
                 words = server_log.last_words(child.log, child.log_start, self._secrets)
                 yield name, self._ending(child, words)
             elif child.kill_at is not None and self._monotonic() >= child.kill_at:
-                _kill(child.process)
+                server_process.kill(child.process)
 
     def _ending(self, child: _Child, words: str) -> Ending:
         """Say how a server ended, with its reason, or its last line, if it gave up by itself."""
         code = child.process.returncode
         log_tail = server_log.tail(child.log, child.log_start, self._secrets)
         if code < 0:
-            return Ending(text=f"killed by {_signal(-code)}", log_tail=log_tail)
+            return Ending(text=f"killed by {server_process.signal_name(-code)}", log_tail=log_tail)
         if code == 0:
             return Ending(text="ended with exit code 0", clean=True, log_tail=log_tail)
         if (refusal := server_log.refusal(words)) is not None:
@@ -326,33 +280,13 @@ class LocalBackend:
         )
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Hold the lock of a device for a server: it goes over to it, and ends with its process."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DevicesHeld(f"waits for {path.name}: an earlier server has not ended") from error
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _signal(number: int) -> str:
-    # Real-time signals have no name.
-    known = {each.value: each.name for each in signal.Signals}
-    return known.get(number, f"signal {number}")
-
-
 def _verdict(child: _Child, words: str) -> Verdict:
     code = child.process.returncode
     if code == 0 and server_log.checked(words):
         return Verdict(passed=True, text="")
     if (refusal := server_log.refusal(words)) is not None:
         return Verdict(passed=False, text=refusal.text)
-    ended = f"killed by {_signal(-code)}" if code < 0 else f"ended with {code}"
+    ended = f"killed by {server_process.signal_name(-code)}" if code < 0 else f"ended with {code}"
     return Verdict(passed=False, text=f"its check {ended}: {server_log.last_line(words)}")
 
 
@@ -364,23 +298,6 @@ def _stats(body: Mapping[str, Any]) -> Stats:
     )
 
 
-def _option(name: str, value: Any) -> list[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool):
-        return [flag] if value else []
-    if isinstance(value, list):
-        return [flag, *map(str, value)]
-    return [flag, str(value)]
-
-
 def _end(child: _Child) -> None:
-    _kill(child.process)
+    server_process.kill(child.process)
     child.process.wait()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        # The group is gone already (a zombie's is not to be signalled on macOS).
-        return

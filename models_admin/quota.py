@@ -19,7 +19,7 @@ from models_admin.directory import HEARTBEAT_LIMIT, directory
 from models_admin.errors import NotFound
 from models_admin.models import ModelServer
 from models_admin.policy import traffic_rules
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.policy.traffic_rules import Room, Traffic, TrafficClass
 
 ROWS_A_BATCH: Final = 12

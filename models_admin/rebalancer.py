@@ -34,7 +34,7 @@ from models_admin.models import (
 )
 from models_admin.policy.allotment import Allotment, Change, Member, allot
 from models_admin.policy.rebalancing import Due
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.policy.rollout import VersionState
 from models_admin.services import devices_used
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from models_admin.hosting import Ending, Living
 from models_admin.models import ModelServer
-from models_admin.policy.reconcile import LIVE, Record, Replica, Seen, ServerState
+from models_admin.policy.replicas import LIVE, Record, Replica, Seen, ServerState
 from models_admin.policy.rollout import Slot
 
 FIELDS: Final = (

@@ -7,7 +7,7 @@ from typing import Final
 from django.db.models import Sum
 
 from models_admin.models import ModelConfig, ModelServer, ReplicaSample
-from models_admin.policy.reconcile import ServerState, summary
+from models_admin.policy.replicas import ServerState, summary
 
 _HOUR: Final = timedelta(hours=1)
 

@@ -17,7 +17,7 @@ from django.db import transaction
 from models_admin import demand, versions
 from models_admin.hosting import Verdict
 from models_admin.models import AcceleratorPool, ModelConfig, ModelServer, ModelVersion
-from models_admin.policy.reconcile import Replica, ServerState
+from models_admin.policy.replicas import Replica, ServerState
 from models_admin.policy.rollout import (
     Check,
     Fleet,

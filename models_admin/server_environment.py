@@ -19,6 +19,17 @@ _PREFIXES: Final = (
     *("JAX_", "JAXLIB_", "XLA_", "TF_", "FLAX_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_"),
     *("CUDA_", "NVIDIA_", "NCCL_", "CUDNN_", "ROCM_", "HIP_", "HSA_", "TPU_", "LIBTPU_"),
 )
+_OURS: Final = frozenset(
+    {
+        "AIRS_ADMIN_PASSWORD",
+        "AIRS_API_TOKEN",
+        "AIRS_SECRET_KEY",
+        "DATABASE_URL",
+        "REDIS_URL",
+    }
+)
+"""What no log shows, even if a server came by it."""
+_SHORTEST_SECRET: Final = 6
 _SECRET: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
@@ -29,3 +40,10 @@ def of(environ: Mapping[str, str]) -> dict[str, str]:
         for name, text in environ.items()
         if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
     }
+
+
+def secrets(environ: Mapping[str, str]) -> list[str]:
+    """Return what no log may show of the agent's own secrets."""
+    return [
+        text for name, text in environ.items() if name in _OURS and len(text) >= _SHORTEST_SECRET
+    ]

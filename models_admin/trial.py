@@ -79,14 +79,12 @@ def try_model(model_id: str, question: Question, *, now: datetime, actor: str = 
             code="not_ready",
         )
     ask: Ask = import_string(settings.AIRS_MODEL_TRIAL)
+    asked = {"rows": len(question.rows) or 1, "code": "asked"}
+    # Written first: should this process die before the answer, the model was asked all the same.
+    entry = audit("model_tried", model_id, actor, kind="model", detail=asked)
     answer = ask(endpoint, question, min(LONGEST_S, endpoint.timeout_s), now)
-    audit(
-        "model_tried",
-        model_id,
-        actor,
-        kind="model",
-        detail={"rows": len(question.rows) or 1, "code": answer.code or "answered"},
-    )
+    entry.detail = asked | {"code": answer.code or "answered"}
+    entry.save(update_fields=["detail"])
     return Trial(address=endpoint.url, answer=answer, question=question)
 
 

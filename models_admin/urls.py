@@ -2,7 +2,17 @@
 
 from django.urls import path
 
-from models_admin.api import audit, externals, models, pools, quota, traffic_rules, utilisation
+from models_admin.api import (
+    audit,
+    externals,
+    models,
+    pools,
+    quota,
+    traffic_rules,
+    trials,
+    utilisation,
+    versions,
+)
 
 urlpatterns = [
     path("audit", audit.AuditView.as_view()),
@@ -12,11 +22,11 @@ urlpatterns = [
     path("models/<slug:model_id>/stop", models.ModelStopView.as_view()),
     path("models/<slug:model_id>/restart", models.ModelRestartView.as_view()),
     path("models/<slug:model_id>/resize", models.ModelResizeView.as_view()),
-    path("models/<slug:model_id>/try", models.ModelTryView.as_view()),
-    path("models/<slug:model_id>/versions", models.ModelVersionsView.as_view()),
+    path("models/<slug:model_id>/try", trials.ModelTryView.as_view()),
+    path("models/<slug:model_id>/versions", versions.ModelVersionsView.as_view()),
     path(
         "models/<slug:model_id>/versions/<str:version>/retire",
-        models.ModelVersionRetireView.as_view(),
+        versions.ModelVersionRetireView.as_view(),
     ),
     path("models/<slug:model_id>/address", models.ModelAddressView.as_view()),
     path("models/<slug:model_id>/check", externals.ModelCheckView.as_view()),

@@ -166,7 +166,8 @@ def duty(
 ) -> list[float | None]:
     """Return the duty cycle of a model, or of a pool, in each span up to now.
 
-    None where no replica lived, or nothing was sampled.
+    None where no replica lived, or nothing was sampled. Of servers that are asked each two seconds
+    more may be told than there was, which counts as all of it.
     """
     of = {"model_id": model_id} if model_id else {"pool_id": pool_id}
     samples = UtilizationSample.objects.filter(at__gt=now - max(spans), at__lte=now, **of)
@@ -180,7 +181,9 @@ def duty(
         }
     )
     return [
-        sums[f"busy_s_{number}"] / lived if (lived := sums[f"replica_s_{number}"]) else None
+        min(sums[f"busy_s_{number}"] / lived, 1.0)
+        if (lived := sums[f"replica_s_{number}"])
+        else None
         for number in range(len(spans))
     ]
 

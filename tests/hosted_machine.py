@@ -21,7 +21,7 @@ from models_admin import services
 from models_admin.agent import HostAgent
 from models_admin.local_hosting import LocalBackend
 from models_admin.models import ModelConfig, ModelServer
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 
 NORMAL, DIES_AT_ONCE, NEVER_READY, DEAF, BUSY, REFUSES = range(6)
 OTHER = 10

@@ -68,7 +68,7 @@ def travel_step(step: int, cls: PriorityClass, waiting: Collection[PriorityClass
     """
     if cls is PriorityClass.HIGH or not set(waiting) - {cls}:
         return step
-    return min(step, celery_priority(_HIGHEST[min(cls, *waiting)]))
+    return celery_priority(_HIGHEST[min(cls, *waiting)])
 
 
 def oip_priority(score: int) -> int:

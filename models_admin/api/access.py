@@ -1,5 +1,6 @@
 """What all views share: who may, what was sent, and how answers are told of and paged."""
 
+import re
 from typing import Any
 
 from django.db.models import QuerySet
@@ -13,7 +14,7 @@ from rest_framework.views import APIView
 from models_admin.api.fields import Form
 
 _READERS = frozenset({"viewer", "submitter", "operator", "admin"})
-_WRITERS = frozenset({"operator", "admin"})
+WRITERS = frozenset({"operator", "admin"})
 _MOST_ITEMS = 500
 
 
@@ -23,7 +24,7 @@ class OperatorWrites(BasePermission):
     message = "This needs a token with the role operator or a higher one."
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        allowed = _READERS if request.method in SAFE_METHODS else _WRITERS
+        allowed = _READERS if request.method in SAFE_METHODS else WRITERS
         return getattr(request.auth, "role", None) in allowed
 
 
@@ -46,6 +47,15 @@ def page(request: Request, found: QuerySet[Any]) -> tuple[list[Any], str | None]
         cursor = ""
     rows = list(found.filter(pk__gt=cursor)[: _MOST_ITEMS + 1])
     return rows[:_MOST_ITEMS], rows[_MOST_ITEMS - 1].pk if len(rows) > _MOST_ITEMS else None
+
+
+def newest(request: Request, found: QuerySet[Any], most: int) -> tuple[list[Any], str | None]:
+    """Return a page of numbered rows, the newest first, and the cursor of the next."""
+    cursor = request.query_params.get("cursor", "")
+    if re.fullmatch(r"[0-9]{1,18}", cursor):
+        found = found.filter(pk__lt=int(cursor))
+    rows = list(found.order_by("-pk")[: most + 1])
+    return rows[:most], str(rows[most - 1].pk) if len(rows) > most else None
 
 
 def given_by(form: type[Form], request: Request) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def health_as_json(model: ModelConfig) -> dict[str, Any] | None:
     if health is None:
         return None
     return {
-        "state": {True: "up", False: "down", None: "unknown"}[health.up],
+        "state": health.word,
         "detail": health.detail,
         "checked_at": health.checked_at,
         "changed_at": health.changed_at,

@@ -1,32 +1,40 @@
-"""Views of models."""
+"""Views of models: registering, changing, starting and stopping them, and their addresses."""
 
 from collections.abc import Mapping
 from typing import Any, cast
 
 from django.db.models import Prefetch, QuerySet
 from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from models_admin import services
 from models_admin.api.access import View, actor, answers, given_by, page
-from models_admin.api.forms import ModelChanges, ModelForm, ResizeForm, TryForm
-from models_admin.api.shapes import (
-    AddressList,
-    ModelList,
-    OneModelShape,
-    SavedModelShape,
-    TrialShape,
-    VersionList,
-    VersionShape,
-    model_as_json,
-    trial_as_json,
-)
+from models_admin.api.forms import ModelChanges, ModelForm, ResizeForm
+from models_admin.api.shapes import ModelList, OneModelShape, SavedModelShape, model_as_json
 from models_admin.clock import database_now
 from models_admin.directory import directory
 from models_admin.errors import InvalidFields
 from models_admin.models import ModelConfig, ModelServer
-from models_admin.trial import Question, try_model
+from models_admin.services.rows import named
+
+
+class AddressShape(serializers.Serializer[Any]):
+    """A replica that can be sent to now."""
+
+    key = serializers.CharField()
+    url = serializers.CharField()
+    version = serializers.CharField()
+    window = serializers.IntegerField(help_text="Batches it may hold")
+    managed = serializers.BooleanField(help_text="Its window comes from model management")
+
+
+class AddressList(serializers.Serializer[Any]):
+    """Live addresses of a model."""
+
+    items = AddressShape(many=True)
+    next = serializers.CharField(allow_null=True)
 
 
 class ModelsView(View):
@@ -57,7 +65,7 @@ class ModelsView(View):
         except InvalidFields as refusal:
             raise _named_as_sent(refusal) from refusal
         return Response(
-            {**_shown(model), "warnings": warnings},
+            {**_shown(model.pk), "warnings": warnings},
             status=201 if is_new else 200,
             headers={"Location": f"/api/v1/models/{model.pk}"},
         )
@@ -69,7 +77,7 @@ class ModelView(View):
     @extend_schema(operation_id="get_model", responses=answers(OneModelShape, 200, 404))
     def get(self, request: Request, model_id: str) -> Response:
         """Show a model and its replicas."""
-        return Response(_shown(services.find_model(model_id)))
+        return Response(_shown(model_id))
 
     @extend_schema(
         operation_id="change_model",
@@ -80,7 +88,7 @@ class ModelView(View):
         """Change settings of a model; running replicas keep theirs until a restart."""
         given, warnings = given_by(ModelChanges, request), list[str]()
         try:
-            model = services.update_model(
+            services.update_model(
                 model_id,
                 now=database_now(),
                 actor=actor(request),
@@ -89,7 +97,7 @@ class ModelView(View):
             )
         except InvalidFields as refusal:
             raise _named_as_sent(refusal) from refusal
-        return Response({**_shown(model), "warnings": warnings})
+        return Response({**_shown(model_id), "warnings": warnings})
 
     @extend_schema(operation_id="remove_model", responses=answers(None, 204, 404, 409))
     def delete(self, request: Request, model_id: str) -> Response:
@@ -106,8 +114,8 @@ class ModelStartView(View):
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Want the model's replicas to live."""
-        model = services.start_model(model_id, now=database_now(), actor=actor(request))
-        return Response(_shown(model), status=202)
+        services.start_model(model_id, now=database_now(), actor=actor(request))
+        return Response(_shown(model_id), status=202)
 
 
 class ModelStopView(View):
@@ -118,8 +126,8 @@ class ModelStopView(View):
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Drain and end the model's replicas."""
-        model = services.stop_model(model_id, now=database_now(), actor=actor(request))
-        return Response(_shown(model), status=202)
+        services.stop_model(model_id, now=database_now(), actor=actor(request))
+        return Response(_shown(model_id), status=202)
 
 
 class ModelRestartView(View):
@@ -130,8 +138,8 @@ class ModelRestartView(View):
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Replace the model's replicas, one at a time while others serve."""
-        model = services.restart_model(model_id, now=database_now(), actor=actor(request))
-        return Response(_shown(model), status=202)
+        services.restart_model(model_id, now=database_now(), actor=actor(request))
+        return Response(_shown(model_id), status=202)
 
 
 class ModelResizeView(View):
@@ -145,62 +153,8 @@ class ModelResizeView(View):
     def post(self, request: Request, model_id: str) -> Response:
         """Want another number of replicas."""
         given = given_by(ResizeForm, request)
-        model = services.resize_model(
-            model_id, given["replicas"], now=database_now(), actor=actor(request)
-        )
-        return Response(_shown(model), status=202)
-
-
-class ModelTryView(View):
-    """Trying a model."""
-
-    @extend_schema(
-        operation_id="try_model",
-        request=TryForm,
-        responses=answers(TrialShape, 200, 400, 404, 409, 422),
-    )
-    def post(self, request: Request, model_id: str) -> Response:
-        """Ask a model once, as executors do; nothing is archived.
-
-        What its server did wrong is in `error`: the answer is 200 all the same.
-        """
-        given = given_by(TryForm, request)
-        question = Question(
-            rows=[(row["query"], row["text"]) for row in given.get("rows", [])],
-            message=given.get("message", ""),
-        )
-        tried = try_model(model_id, question, now=database_now(), actor=actor(request))
-        return Response(trial_as_json(model_id, tried))
-
-
-class ModelVersionsView(View):
-    """Versions of a model."""
-
-    @extend_schema(operation_id="list_model_versions", responses=answers(VersionList, 200, 404))
-    def get(self, request: Request, model_id: str) -> Response:
-        """List the versions that were seen of a model, the newest first."""
-        model = services.find_model(model_id)
-        found = model.versions.order_by("-first_seen_at", "-pk")
-        return Response({"items": VersionShape(found, many=True).data, "next": None})
-
-
-class ModelVersionRetireView(View):
-    """The end of an old version."""
-
-    @extend_schema(
-        operation_id="retire_model_version",
-        request=None,
-        responses=answers(VersionShape, 200, 404, 409),
-    )
-    def post(self, request: Request, model_id: str, version: str) -> Response:
-        """End an old version's replicas, whatever work waits for it.
-
-        That work is ended by retiring the rater version that is pinned to it.
-        """
-        retired = services.retire_version(
-            model_id, version, now=database_now(), actor=actor(request)
-        )
-        return Response(VersionShape(retired).data)
+        services.resize_model(model_id, given["replicas"], now=database_now(), actor=actor(request))
+        return Response(_shown(model_id), status=202)
 
 
 class ModelAddressView(View):
@@ -230,8 +184,8 @@ def _models() -> QuerySet[ModelConfig]:
     )
 
 
-def _shown(model: ModelConfig) -> dict[str, Any]:
-    return model_as_json(_models().get(pk=model.pk), alone_at=database_now())
+def _shown(model_id: str) -> dict[str, Any]:
+    return model_as_json(named(_models(), model_id, "model"), alone_at=database_now())
 
 
 def _fields(given: Mapping[str, Any]) -> services.ModelFields:

@@ -1,6 +1,5 @@
 """View of the quota peek."""
 
-import re
 from typing import Any, Final
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -9,13 +8,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from models_admin import quota
-from models_admin.api.access import View, answers
+from models_admin.api.access import WRITERS, View, answers
+from models_admin.api.queries import unknown, whole
 from models_admin.clock import database_now
 from models_admin.policy.traffic_rules import TrafficClass
 from models_admin.services.problems import Problem, refuse
 
-_PRIORITY = re.compile(r"[0-9]{1,3}", re.ASCII)
-_OPERATORS: Final = frozenset({"operator", "admin"})
 _PARAMETERS: Final = (
     OpenApiParameter("priority", int, description="0 to 100; that of the workflow, or 50"),
     OpenApiParameter("workflow", str, description="Its id, wf_…: rules that name it hold, too"),
@@ -61,25 +59,18 @@ class QuotaView(View):
     def get(self, request: Request, name: str) -> Response:
         """Say what would be sent now for a rater, or to a model, and why it is no more."""
         asked = request.query_params
-        problems = [
-            Problem(field=field, code="unknown_field", detail="is none of this call")
-            for field in sorted(set(asked) - {"priority", "workflow"})
-        ]
-        priority = asked.get("priority")
-        if priority is not None and not (_PRIORITY.fullmatch(priority) and int(priority) <= 100):
-            problems.append(
-                Problem(
-                    field="priority", code="out_of_range", detail="a whole number from 0 to 100"
-                )
-            )
+        problems = unknown(asked, {"priority", "workflow"})
+        priority = None
+        if "priority" in asked:
+            priority = whole("priority", asked["priority"], 0, 100, problems)
         workflow = asked.get("workflow")
         if workflow is not None and "\0" in workflow:
             problems.append(Problem(field="workflow", code="bad_id", detail="holds no NUL"))
         refuse(problems)
-        sees_all = getattr(request.auth, "role", None) in _OPERATORS
+        sees_all = getattr(request.auth, "role", None) in WRITERS
         found = quota.peek(
             name,
-            priority=None if priority is None else int(priority),
+            priority=priority,
             workflow=workflow,
             owner=None if sees_all else str(request.user),
             now=database_now(),

@@ -1,4 +1,4 @@
-"""Shapes of answers."""
+"""What clients see of a model and its replicas."""
 
 from datetime import datetime
 from typing import Any
@@ -11,100 +11,17 @@ from models_admin import secrets
 from models_admin.api.externals import HealthShape, health_as_json
 from models_admin.models import (
     NO_PRIORITY,
-    AcceleratorPool,
-    AuditEntry,
     ModelConfig,
     ModelKind,
     ModelServer,
-    ModelVersion,
-    Outcome,
-    PoolOutlook,
     PriorityStyle,
     Protocol,
-    RebalanceDecision,
 )
-from models_admin.policy.reconcile import LIVE, ServerState
+from models_admin.policy.replicas import LIVE, ServerState
 from models_admin.replicas import busy_share, restarts, shares_of_hour
-from models_admin.trial import Trial
 
 MODEL_STATES = ("STOPPED", "STARTING", "READY", "DRAINING", "IDLE")
 _REPLICAS = ("min", "default", "max")
-
-
-class OutlookShape(serializers.ModelSerializer[PoolOutlook]):
-    """What the rebalancer last found of a pool."""
-
-    needs = serializers.DictField(
-        child=serializers.FloatField(), help_text="Replicas that each model needs"
-    )
-
-    class Meta:
-        model = PoolOutlook
-        fields = ("at", "needs", "reason", "signal_age_s")
-
-
-class PoolShape(serializers.ModelSerializer[AcceleratorPool]):
-    """A pool."""
-
-    devices_used = serializers.IntegerField(help_text="By started models")
-    outlook = OutlookShape(allow_null=True)
-
-    class Meta:
-        model = AcceleratorPool
-        fields = (
-            *("id", "kind", "devices", "devices_used", "agent", "rebalancing", "outlook", "notes"),
-        )
-
-
-class MoveShape(serializers.Serializer[Any]):
-    """Another number of replicas for a model."""
-
-    model = serializers.CharField()
-    before = serializers.IntegerField()
-    after = serializers.IntegerField()
-
-
-class DecisionShape(serializers.ModelSerializer[RebalanceDecision]):
-    """A round of the rebalancer."""
-
-    outcome = serializers.ChoiceField(choices=Outcome.choices)
-    moves = MoveShape(many=True)
-    needs = serializers.DictField(child=serializers.FloatField(), help_text="Replicas by model")
-    targets = serializers.DictField(child=serializers.FloatField(), help_text="Replicas by model")
-
-    class Meta:
-        model = RebalanceDecision
-        fields = (
-            *("id", "at", "mode", "outcome", "applied", "moves", "needs", "targets", "reason"),
-            "signal_age_s",
-        )
-
-
-class DecisionList(serializers.Serializer[Any]):
-    """Decisions, the newest first."""
-
-    items = DecisionShape(many=True)
-    next = serializers.CharField(allow_null=True)
-
-
-class AuditShape(serializers.ModelSerializer[AuditEntry]):
-    """Something that somebody did."""
-
-    id = serializers.CharField(source="object_id", help_text="Of the object")
-    detail = serializers.DictField(
-        help_text="What changed, by field: [before, after]; of a secret only that it changed"
-    )
-
-    class Meta:
-        model = AuditEntry
-        fields = ("at", "actor", "action", "kind", "id", "detail")
-
-
-class AuditList(serializers.Serializer[Any]):
-    """Acts, the newest first."""
-
-    items = AuditShape(many=True)
-    next = serializers.CharField(allow_null=True)
 
 
 class ServerShape(serializers.ModelSerializer[ModelServer]):
@@ -160,28 +77,6 @@ class LoggedServerShape(ServerShape):
         """Return the share of the last hour in which its device computed, if that is known."""
         share: float | None = self.context["of_hour"].get((server.agent, server.ordinal))
         return share
-
-
-class VersionShape(serializers.ModelSerializer[ModelVersion]):
-    """A version of a model that was seen."""
-
-    state = serializers.CharField(
-        help_text="Of a hosted model: candidate, serving, retiring, retired or failed"
-    )
-
-    class Meta:
-        model = ModelVersion
-        fields = (
-            *("version", "state", "reason", "checkpoint", "loader", "serving", "replicas"),
-            *("first_seen_at", "changed_at"),
-        )
-
-
-class VersionList(serializers.Serializer[Any]):
-    """Versions of a model, the newest first."""
-
-    items = VersionShape(many=True)
-    next = serializers.CharField(allow_null=True)
 
 
 class WantedReplicas(serializers.Serializer[Any]):
@@ -259,70 +154,6 @@ class ModelList(serializers.Serializer[Any]):
 
     items = ModelShape(many=True)
     next = serializers.CharField(allow_null=True)
-
-
-class PoolList(serializers.Serializer[Any]):
-    """Pools by id."""
-
-    items = PoolShape(many=True)
-    next = serializers.CharField(allow_null=True)
-
-
-class AddressShape(serializers.Serializer[Any]):
-    """A replica that can be sent to now."""
-
-    key = serializers.CharField()
-    url = serializers.CharField()
-    version = serializers.CharField()
-    window = serializers.IntegerField(help_text="Batches it may hold")
-    managed = serializers.BooleanField(help_text="Its window comes from model management")
-
-
-class AddressList(serializers.Serializer[Any]):
-    """Live addresses of a model."""
-
-    items = AddressShape(many=True)
-    next = serializers.CharField(allow_null=True)
-
-
-class TrialError(serializers.Serializer[Any]):
-    """Why a model gave no answer that can be used."""
-
-    code = serializers.CharField()
-    detail = serializers.CharField(help_text="In its server's words, without secrets")
-
-
-class TrialShape(serializers.Serializer[Any]):
-    """What came of trying a model."""
-
-    model = serializers.CharField()
-    address = serializers.CharField()
-    latency_s = serializers.FloatField()
-    version = serializers.CharField(help_text="As the answer names it")
-    rows = serializers.ListField(
-        child=serializers.DictField(),
-        help_text="Of each row its outputs by name; `truncated`: what the model cut, in tokens",
-    )
-    content = serializers.CharField()
-    finish_reason = serializers.CharField()
-    truncated = serializers.BooleanField()
-    error = TrialError(allow_null=True)
-
-
-def trial_as_json(model_id: str, tried: Trial) -> dict[str, Any]:
-    """Return what clients see of a trial."""
-    answer = tried.answer
-    return {
-        "model": model_id,
-        "address": tried.address,
-        "latency_s": round(answer.latency_s, 4),
-        "version": answer.version,
-        "rows": answer.rows,
-        "content": answer.content,
-        "finish_reason": answer.finish_reason,
-        "truncated": answer.truncated,
-        "error": {"code": answer.code, "detail": answer.detail} if answer.code else None,
-    }
 
 
 _SAME = (

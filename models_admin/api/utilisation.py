@@ -1,7 +1,6 @@
 """Views of how busy the replicas of a model, or of a pool, were over time."""
 
 import math
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -12,11 +11,11 @@ from rest_framework.response import Response
 
 from models_admin import duty_history, services, utilisation
 from models_admin.api.access import View, answers
+from models_admin.api.queries import unknown, whole
 from models_admin.clock import database_now
 from models_admin.duty_history import MOST_LINES, MOST_STEPS, Line, Span
 from models_admin.services.problems import Problem, refuse
 
-_WHOLE: Final = re.compile(r"[0-9]{1,7}", re.ASCII)
 _HOURS, _MOST_HOURS = 24, 24 * 31
 _SHORTEST_S, _LONGEST_S = 30, 7 * 24 * 3600
 _NICE_S: Final = (60, 300, 900, 1800, 3600, 2 * 3600, 6 * 3600, 24 * 3600)
@@ -154,14 +153,11 @@ class PoolUtilisationView(View):
 def _asked(request: Request, now: datetime) -> Span:
     """Return the span that was asked for; raises InvalidFields."""
     query = request.query_params
-    problems = [
-        Problem(field=field, code="unknown_field", detail="is none of this call")
-        for field in sorted(set(query) - {"hours", "step"})
-    ]
-    hours = _number("hours", query.get("hours", str(_HOURS)), 1, _MOST_HOURS, problems)
+    problems = unknown(query, {"hours", "step"})
+    hours = whole("hours", query.get("hours", str(_HOURS)), 1, _MOST_HOURS, problems)
     length = timedelta(hours=hours)
     if "step" in query:
-        step_s = _number("step", query["step"], _SHORTEST_S, _LONGEST_S, problems)
+        step_s = whole("step", query["step"], _SHORTEST_S, _LONGEST_S, problems)
     else:
         step_s = next(step for step in _NICE_S if length / timedelta(seconds=step) <= _POINTS)
     refuse(problems)
@@ -171,15 +167,6 @@ def _asked(request: Request, now: datetime) -> Span:
         detail = f"gives more than {MOST_STEPS} steps in {hours} h; from {least_s} s it does not"
         refuse([Problem(field="step", code="out_of_range", detail=detail)])
     return Span.ending(now.astimezone(UTC), length, step)
-
-
-def _number(name: str, asked: str, low: int, high: int, problems: list[Problem]) -> int:
-    """Return a whole number of a query; what is wrong with it joins the problems."""
-    if _WHOLE.fullmatch(asked) and low <= int(asked) <= high:
-        return int(asked)
-    detail = f"a whole number from {low:,} to {high:,}"
-    problems.append(Problem(field=name, code="out_of_range", detail=detail))
-    return low
 
 
 def _of_late(now: datetime, **of: str) -> dict[str, float | None]:

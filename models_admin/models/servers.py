@@ -6,7 +6,7 @@ from django.db.models import Q
 from models_admin.models.configs import ModelConfig
 from models_admin.models.lengths import ID_LENGTH, VERSION_LENGTH
 from models_admin.models.versions import ModelVersion
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 
 
 class ModelServer(models.Model):

@@ -70,6 +70,11 @@ class Health:
     """Of the last check."""
     detail: str
 
+    @property
+    def word(self) -> str:
+        """How it is, in a word."""
+        return {True: "up", False: "down", None: "unknown"}[self.up]
+
 
 def follow(before: Health | None, finding: Finding, *, latency_s: float, now: datetime) -> Health:
     """Return the health after one more check; `before` is None for a new or changed model."""

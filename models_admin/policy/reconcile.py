@@ -9,16 +9,16 @@ a missed pass, a repeated one or a new agent come to the same end.
     STARTING ─► FAILED ─► STARTING                   (could not be launched, or refused to load)
 
 Which versions have how many replicas is `rollout`'s business: a wish arrives as slots, one a
-replica, and `assign` says which replica has which.
+replica, and `assignment` says which replica has which.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import count
 
+from models_admin.policy.replicas import LIVE, Record, Replica, Seen, ServerState
 from models_admin.policy.rollout import Slot
 
 STABLE_AFTER = timedelta(seconds=60)
@@ -39,35 +39,6 @@ LONGEST_CALL = timedelta(seconds=120)
 _FROM_OUTSIDE = "told to end from outside: drains"
 
 
-class ServerState(StrEnum):
-    """Where a replica stands, and who moves it on (always the host agent)."""
-
-    STOPPED = "STOPPED"
-    """No process; started by the next pass if it is wanted."""
-    STARTING = "STARTING"
-    """Process started, it does not answer yet."""
-    WARMING = "WARMING"
-    """Answers, but compiles its shapes."""
-    READY = "READY"
-    """Serves; the only state that is sent to."""
-    DRAINING = "DRAINING"
-    """Gets nothing new; told to end when it has nothing left, or after the drain limit."""
-    BACKOFF = "BACKOFF"
-    """Died or hung; starts again at `next_start_at`."""
-    FAILED = "FAILED"
-    """Could not be launched or loaded (bad checkpoint …); tried again at `next_start_at`."""
-
-
-LIVE = frozenset(
-    {ServerState.STARTING, ServerState.WARMING, ServerState.READY, ServerState.DRAINING}
-)
-"""States that claim a process."""
-
-
-_OVER = frozenset({ServerState.STOPPED, ServerState.DRAINING})
-"""States of a replica without a process that nothing comes back from by itself."""
-
-
 class Act(StrEnum):
     """What the agent does to a replica in this pass (a restart is a stop, then a start)."""
 
@@ -81,65 +52,11 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Desired:
-    """What is wanted of a model: the slots of its replicas by ordinal (see `assign`)."""
+    """What is wanted of a model: the slots of its replicas by ordinal (see `assignment`)."""
 
     slots: Mapping[int, Slot]
     drain_limit: timedelta = LONGEST_CALL
     """How long a replica that leaves may take for what it has."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """A living process of a replica, as the hosting backend sees it."""
-
-    answers: bool = False
-    ready: bool = False
-    silent: timedelta = timedelta(0)
-    """Since it last answered (or was started)."""
-    idle: bool = False
-    """Has nothing to compute, and got nothing for a while."""
-    stopping: bool = False
-    """Was told to end, by us."""
-    draining: bool = False
-    """Says that it takes nothing new any more: it was told to end."""
-    slot: Slot | None = None
-    """What it was launched for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """What is remembered of a replica from pass to pass."""
-
-    state: ServerState = ServerState.STOPPED
-    slot: Slot | None = None
-    """What it was last launched for."""
-    failures: int = 0
-    """Deaths in a row."""
-    started_at: datetime | None = None
-    ready_at: datetime | None = None
-    draining_at: datetime | None = None
-    next_start_at: datetime | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replica:
-    """One replica: its record, its process if one lives, and how the last one ended."""
-
-    ordinal: int
-    record: Record = Record()
-    seen: Seen | None = None
-    ended: str = ""
-    refused: bool = False
-    """It said that it cannot load what it was given."""
-    ended_well: bool = False
-    """It ended because it was told to (whoever did), with nothing left to do."""
-    inherited: bool = False
-    """The record was written by an agent that is gone, and its servers with it."""
-
-    @property
-    def slot(self) -> Slot | None:
-        """What it runs, or last ran."""
-        return self.record.slot if self.seen is None else self.seen.slot or self.record.slot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,42 +77,6 @@ def backoff(failures: int) -> timedelta:
 def drain_limit(timeout_s: float) -> timedelta:
     """Return how long a replica of a model may drain: the longest call that it may have."""
     return max(DRAIN_LEAST, min(timedelta(seconds=timeout_s), LONGEST_CALL))
-
-
-def assign(
-    wanted: Mapping[Slot, int],
-    replicas: Iterable[Replica],
-    counted: Mapping[int, Slot | None] | None = None,
-) -> Mapping[int, Slot]:
-    """Return which replica has which slot: those that run it already keep it, the first ones first.
-
-    A new run takes the first ordinal without a process, so that the replica it follows can go on
-    meanwhile. `counted` says what replicas count as, where that is not what they were launched for.
-    """
-    known = sorted(replicas, key=lambda replica: replica.ordinal)
-    slots = {replica.ordinal: replica.slot for replica in known} if counted is None else counted
-    found: dict[int, Slot] = {}
-    left = dict(wanted)
-    # What runs or pauses before what is stopped.
-    for stopped in (False, True):
-        for replica in known:
-            slot = slots.get(replica.ordinal)
-            is_stopped = replica.seen is None and replica.record.state in _OVER
-            if slot is None or is_stopped is not stopped or _is_leaving(replica):
-                continue
-            if left.get(slot, 0) > 0:
-                found[replica.ordinal] = slot if replica.seen is None else replica.slot or slot
-                left[slot] -= 1
-    taken = found.keys() | {replica.ordinal for replica in known if replica.seen is not None}
-    free = (ordinal for ordinal in count() if ordinal not in taken)
-    for slot in sorted(left):
-        for _ in range(left[slot]):
-            found[next(free)] = slot
-    return found
-
-
-def _is_leaving(replica: Replica) -> bool:
-    return replica.seen is not None and replica.record.state is ServerState.DRAINING
 
 
 def reconcile(desired: Desired, replicas: Iterable[Replica], now: datetime) -> tuple[Step, ...]:
@@ -413,9 +294,3 @@ def _stopped(record: Record) -> Record:
 
 def _said(replica: Replica, act: Act, record: Record, reason: str) -> Step:
     return Step(ordinal=replica.ordinal, act=act, record=record, reason=reason)
-
-
-def summary(states: Sequence[ServerState]) -> str:
-    """Return a model's replicas in one line: `2 READY, 1 BACKOFF`."""
-    counts = {state: states.count(state) for state in ServerState}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"

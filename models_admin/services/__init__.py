@@ -33,6 +33,7 @@ from models_admin.services.pools import (
     register_pool,
     remove_pool,
     save_pool,
+    with_use,
 )
 from models_admin.services.problems import (
     Problem,
@@ -79,4 +80,5 @@ __all__ = [
     "stop_model",
     "unpin_model",
     "update_model",
+    "with_use",
 ]

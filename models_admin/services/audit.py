@@ -23,17 +23,18 @@ _CHUNK: Final = 10_000
 
 def audit(
     action: str, name: str, actor: str, *, kind: str, detail: Mapping[str, Any] | None = None
-) -> None:
+) -> AuditEntry:
     """Record who did what to which object of which kind (model, pool, …), and what changed.
 
     Call it within the transaction of the act, so that neither is there without the other.
     `detail` holds no secret: take it from `changes` or `settings_of`.
     """
     actor = (actor or "system")[:ACTOR_LENGTH]
-    AuditEntry.objects.create(
+    entry = AuditEntry.objects.create(
         actor=actor, action=action, kind=kind, object_id=name, detail=dict(detail or {})
     )
     transaction.on_commit(partial(logger.info, "%s id=%s by=%s", action, name, actor))
+    return entry
 
 
 def state(row: models.Model) -> dict[str, Any]:

@@ -33,4 +33,3 @@ class ModelFields(TypedDict, total=False):
 
 
 SECRETS: Final = frozenset({"api_key", "headers"})
-IMMUTABLE: Final = frozenset({"kind"})

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from models_admin import checkpoints, secrets, versions
-from models_admin.errors import Conflict, NotFound
+from models_admin.errors import Conflict
 from models_admin.models import (
     NO_PRIORITY,
     ModelConfig,
@@ -22,7 +22,7 @@ from models_admin.services.fields import SECRETS, ModelFields
 from models_admin.services.looking import Look, Seen
 from models_admin.services.problems import Problem, refuse
 from models_admin.services.room import check_room, lack_of_room
-from models_admin.services.rows import lock, values
+from models_admin.services.rows import lock, named, values
 from models_admin.services.validation import find_problems
 
 Warn = Callable[[str], None]
@@ -40,10 +40,7 @@ def _unheard(warning: str) -> None:
 
 def find_model(model_id: str) -> ModelConfig:
     """Return a model; raises NotFound."""
-    model = ModelConfig.objects.select_related("pool").filter(pk=model_id).first()
-    if model is None:
-        raise NotFound(f"There is no model {model_id!r}.")
-    return model
+    return named(ModelConfig.objects.select_related("pool"), model_id, "model")
 
 
 def register_model(

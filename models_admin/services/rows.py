@@ -1,9 +1,21 @@
-"""Rows: reading them to compare them, and locking models."""
+"""Rows: finding them, reading them to compare them, and locking models."""
 
-from typing import Any
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
 
 from models_admin.errors import Conflict, NotFound
 from models_admin.models import AcceleratorPool, ModelConfig, ModelKind
+
+Row = TypeVar("Row", bound=Model)
+
+
+def named(rows: QuerySet[Row], name: str, what: str) -> Row:
+    """Return the row of that id; raises NotFound, saying `what` there is none of."""
+    row = rows.filter(pk=name).first()
+    if row is None:
+        raise NotFound(f"There is no {what} {name!r}.")
+    return row
 
 
 def values(row: AcceleratorPool | ModelConfig, ignored: frozenset[str] = frozenset()) -> Any:
@@ -17,10 +29,7 @@ def values(row: AcceleratorPool | ModelConfig, ignored: frozenset[str] = frozens
 
 def lock(model_id: str) -> ModelConfig:
     """Return a model and hold its row until the transaction ends; raises NotFound."""
-    model = ModelConfig.objects.select_for_update().filter(pk=model_id).first()
-    if model is None:
-        raise NotFound(f"There is no model {model_id!r}.")
-    return model
+    return named(ModelConfig.objects.select_for_update(), model_id, "model")
 
 
 def lock_hosted(model_id: str) -> ModelConfig:

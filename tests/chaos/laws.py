@@ -52,6 +52,14 @@ ALWAYS = {
                coalesce(counted.cancelled, 0), coalesce(counted.from_archive, 0),
                coalesce(counted.coalesced, 0), coalesce(counted.from_model, 0))
     """,
+    "accounts: what was folded of a workflow's calls is in the accounts, once": """
+        SELECT s.workflow_id, s.device_seconds, u.device_s, s.model_calls, u.calls
+        FROM fulfillment_workflowstats s
+        LEFT JOIN (SELECT workflow_id, sum(device_s) AS device_s, sum(calls) AS calls
+                   FROM fulfillment_acceleratoruse GROUP BY workflow_id) u USING (workflow_id)
+        WHERE s.model_calls <> coalesce(u.calls, 0)
+           OR abs(s.device_seconds - coalesce(u.device_s, 0)) > 1e-6
+    """,
     "I1: a request is PENDING iff it is an open item of one batch": f"""
         WITH open AS (SELECT id, count(*) AS batches FROM ({_OPEN_ITEMS}) o GROUP BY id),
         pending AS (

@@ -20,7 +20,7 @@ from fulfillment.policy.fingerprint import url_digest
 from fulfillment.policy.lifecycle import BatchState, RequestState, WorkflowState
 from models_admin import services
 from models_admin.models import ModelServer
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests import builders
 from tests.builders import NOW
 

@@ -3,6 +3,7 @@ import stat
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -11,7 +12,9 @@ from pytest_django import Settings
 
 from airs_site.management.commands import bootstrap
 from fulfillment import tokens
+from fulfillment.clock import database_now
 from fulfillment.models import ApiToken, Rater
+from models_admin import services
 from models_admin.models import AcceleratorPool, ModelConfig
 
 pytestmark = pytest.mark.django_db
@@ -178,3 +181,29 @@ def test_the_first_model_and_rater_are_made_once_and_stay_as_they_are() -> None:
     assert rater.current_version is not None
     assert rater.current_version.spec["model_version"] == model.version
     assert "registered" not in said
+
+
+def test_one_that_is_killed_before_it_starts_the_model_is_followed_by_one_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*args: Any, **kwargs: Any) -> None:
+        raise Killed
+
+    pytest.importorskip(bootstrap.WEIGHTS_PACKAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(services, "start_model", die)
+        with pytest.raises(Killed):
+            run()
+    assert not ModelConfig.objects.get().started
+
+    run()
+    assert ModelConfig.objects.get().started
+    assert Rater.objects.exists()
+
+    # What somebody stops stays so.
+    services.stop_model("minilm", now=database_now())
+    run()
+    assert not ModelConfig.objects.get().started

@@ -65,6 +65,14 @@ def test_a_sample_counts_for_the_step_that_it_is_of() -> None:
     ]
 
 
+def test_no_step_is_busier_than_all_of_its_time() -> None:
+    sample("mini", NOW + MINUTE, 31.0, 30.0)
+
+    (bucket,) = duty_history.of_model("mini", SPAN)
+
+    assert (bucket.busy_s, bucket.duty) == (31.0, 1.0)
+
+
 def test_steps_begin_at_the_same_instants_whenever_it_is_asked() -> None:
     spans = [
         Span.ending(NOW + minutes * MINUTE, timedelta(hours=1), 15 * MINUTE)

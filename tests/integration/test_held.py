@@ -16,6 +16,7 @@ from fulfillment.models import Batch, Workflow
 from fulfillment.policy.lifecycle import BatchState
 from fulfillment.policy.priority import PriorityClass
 from fulfillment.windows import Room
+from models_admin.policy.traffic_rules import Rule
 from tests import builders
 from tests.builders import NOW
 from tests.rating_queue import Queue, Replica, batches, boot, queue, rated, rater, submit, take
@@ -129,6 +130,20 @@ def test_a_batch_that_is_added_twice_counts_once() -> None:
 
     assert known.total == 1
     assert +known.calls("r1") == {PriorityClass.HIGH: 2}  # type: ignore[operator]
+
+
+def test_of_many_what_came_back_counts_for_no_rule_any_more(
+    running: Queue, executor: uuid.UUID
+) -> None:
+    known = running.memory.held
+    known.regulate([Rule(name="all")])
+    known.look(database_now())
+    come_back(running, executor, 2)
+
+    known.ring(["r1"])
+    known.look(database_now())
+
+    assert known.of_rule(0) == known.of_rule(0, ["r1"]) == known.total == MANY - 2
 
 
 def test_calls_are_counted_by_replica_and_class() -> None:

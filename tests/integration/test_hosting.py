@@ -27,7 +27,7 @@ from models_admin.models import (
     Rebalancing,
     UtilizationSample,
 )
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests import demand_source
 from tests.demand_source import SOURCE, Due, Work
 from tests.hosted_machine import (

@@ -13,7 +13,7 @@ from models_admin import services
 from models_admin.agent import HostAgent
 from models_admin.hosting import HostingBackend, Living, ReplicaName
 from models_admin.models import ModelServer, ModelVersion
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests.hosted_machine import OTHER, REFUSES, STUB, Clock, Host, register
 from tests.hosting_contract import HostingContract
 from tests.memory_hosting import MemoryBackend

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from models_admin import checkpoints, services
 from models_admin.hosting import Launch, ReplicaName, Verdict
 from models_admin.models import AcceleratorPool, ModelServer, ModelVersion
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.policy.rollout import VersionState
 from tests.hosted_machine import Host, machine, servers
 from tests.hosting_contract import until_checked

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,16 +14,17 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.conf import settings as site
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from models_admin import checkpoints, local_hosting, prospects, server_log, services
+from models_admin import checkpoints, prospects, server_log, server_process, services
 from models_admin.agent import HostAgent
-from models_admin.hosting import Launch, Living, ReplicaName
+from models_admin.hosting import Binding, DevicesHeld, Launch, Living, ReplicaName
 from models_admin.management.commands import host_models
 from models_admin.models import AcceleratorPool, ModelConfig, ModelServer, ModelVersion
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests.hosted_machine import OTHER, Clock, Host, lives, machine, register, servers, wait_for
 from tests.hosting_contract import until_checked
 from tests.memory_hosting import MemoryBackend
@@ -32,6 +34,33 @@ pytestmark = pytest.mark.django_db
 OPEN: dict[tuple[str, str], int] = {}
 """What AIRS_BACKLOG answers here."""
 CHECK = Launch(name=ReplicaName("m", -1), model_name="m", checkpoint="tiny:0")
+ON_DEVICE = Launch(
+    name=ReplicaName("m", 0), model_name="m", checkpoint="tiny:0", binding=Binding(locks=("gpu-0",))
+)
+
+DIES_AS_IT_STARTS_ONE = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from models_admin.hosting import Binding, Launch, ReplicaName
+from models_admin.local_hosting import LocalBackend
+
+home, stub, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+start = subprocess.Popen
+
+def popen(*arguments, **options):
+    if when == "after":
+        print(start(*arguments, **options).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+subprocess.Popen = popen
+backend = LocalBackend(
+    logs=home / "logs", cache=home / "cache", locks=home / "devices", checkpoint_root=home,
+    cwd=home, environ=os.environ, command=(sys.executable, stub),
+)
+backend.start(Launch(
+    name=ReplicaName("m", 0), model_name="m", checkpoint="tiny:0", binding=Binding(locks=("gpu-0",))
+))
+"""
 
 
 def backlog(now: datetime) -> Mapping[tuple[str, str], int]:
@@ -173,6 +202,28 @@ def test_what_a_refusal_quotes_can_be_stored(tmp_path: Path, broken: str) -> Non
     ModelServer.objects.create(model=model, agent="local", ordinal=0, reason=refusal.text)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends servers with their agent")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_agent_that_dies_as_it_starts_a_server_leaves_no_device_held(
+    host: Host, when: str
+) -> None:
+    program = [sys.executable, "-c", DIES_AS_IT_STARTS_ONE, str(host.home), str(host.stub), when]
+    died = subprocess.run(program, cwd=site.BASE_DIR, capture_output=True, text=True, timeout=20)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+    def can_be_started() -> bool:
+        try:
+            host.backend.start(ON_DEVICE)
+        except DevicesHeld:
+            return False
+        return True
+
+    wait_for(can_be_started, seconds=5)
+    for pid in map(int, died.stdout.split()):
+        assert not lives(pid)
+    wait_for(lambda: host.backend.observe().living[ON_DEVICE.name].ready)
+
+
 def test_servers_outlive_their_logs(host: Host) -> None:
     register()
     (row,) = host.until_state(ServerState.READY)
@@ -229,7 +280,7 @@ def test_a_check_that_cannot_be_killed_does_not_stop_the_agent(
     host.clock.jump(seconds=1_000)
 
     with monkeypatch.context() as hangs:
-        hangs.setattr(local_hosting, "_kill", lambda process: None)
+        hangs.setattr(server_process, "kill", lambda process: None)
         assert host.backend.check(CHECK) is None
         assert host.backend.check(replace(CHECK, checkpoint="tiny:10")) is None
 

@@ -19,7 +19,7 @@ from models_admin import checkpoints, services, versions
 from models_admin.directory import Replica, directory
 from models_admin.errors import Conflict, NotFound
 from models_admin.models import AcceleratorPool, ModelConfig, ModelVersion
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.policy.rollout import VersionState
 from models_admin.services import devices_used
 from tests.hosted_machine import (

@@ -10,7 +10,7 @@ from fulfillment import tokens
 from models_admin import services
 from models_admin.clock import database_now
 from models_admin.models import AcceleratorPool, ModelServer, UtilizationSample
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db

@@ -235,3 +235,21 @@ def test_an_executor_follows_a_changed_url(monkeypatch: pytest.MonkeyPatch) -> N
     assert [r["score"] for r in judge.ratings(before)] == [3]
     assert [r["score"] for r in judge.ratings(after)] == [4]
     assert (len(old.seen), len(new.seen)) == (1, 1)
+
+
+def test_pools_of_names_that_came_and_went_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.model_client.pools.MAX_POOLS", 3)
+
+    async def run() -> None:
+        used = Pools(max_connections=8, max_connections_per_host=8, resolver=Names("127.0.0.1"))
+        with used.session("first.test") as running:
+            for number in range(7):
+                with used.session(f"n{number}.test"):
+                    pass
+
+            assert len(used._pools) <= 3
+            assert not running.closed
+        await used.close()
+        assert running.closed
+
+    asyncio.run(run())

@@ -23,7 +23,7 @@ from models_admin.models import (
     ReplicaSample,
     UtilizationSample,
 )
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests.fakes import Step, scripted
 
 pytestmark = pytest.mark.django_db

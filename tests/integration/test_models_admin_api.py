@@ -28,7 +28,7 @@ from models_admin.models import (
     RebalanceDecision,
     ReplicaSample,
 )
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests import demand_source
 from tests.demand_source import SOURCE
 from tests.fakes import Step, scripted
@@ -582,6 +582,24 @@ def test_a_model_shows_its_replicas_and_the_list_costs_the_same_for_many(api: Ca
     assert {model["state"] for model in found["items"]} == {"READY"}
     assert found["items"][0]["servers"][0]["state"] == "READY"
     assert len(queries) <= 4
+
+
+def test_pools_say_what_is_used_of_them_and_the_list_costs_the_same_for_many(api: Call) -> None:
+    for number in range(5):
+        api("POST", "pools", {"id": f"p{number}", "kind": "cpu", "devices": 8})
+        for model_id in ("a", "b"):
+            hosted = {"id": f"{model_id}{number}", "pool": f"p{number}", "devices_per_replica": 2}
+            api("POST", "models", HOSTED | hosted)
+    api("POST", "models/a0/start")
+    api("POST", "models/b0/start")
+    api("POST", "models/a1/start")
+
+    with CaptureQueriesContext(connection) as queries:
+        _, found = api("GET", "pools")
+
+    assert [pool["devices_used"] for pool in found["items"]] == [4, 2, 0, 0, 0]
+    assert api("GET", "pools/p0")[1]["devices_used"] == 4
+    assert len(queries) <= 2
 
 
 def test_the_schema_describes_these_calls() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from django.test import Client
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from fulfillment import tokens
-from models_admin import services
+from models_admin import services, traffic_rules
 from models_admin.clock import database_now
 from models_admin.errors import ModelsAdminError
 from models_admin.models import AcceleratorPool, AuditEntry
@@ -180,6 +181,21 @@ def test_admin_and_rest_write_the_same() -> None:
     address = f"/admin/models_admin/auditentry/{one.pk}/"
     assert 'name="_save"' not in browser.get(f"{address}change/").content.decode()
     assert browser.post(f"{address}delete/", {"post": "yes"}).status_code == 403
+
+
+def test_the_list_can_be_narrowed_to_what_was_done_to_traffic_rules() -> None:
+    services.register_model("mini", now=NOW, **HOSTED)
+    traffic_rules.create({"name": "nights", "max_batches": 2})
+    browser = Client()
+    browser.force_login(User.objects.create(username="op", is_staff=True, is_superuser=True))
+
+    everything = browser.get("/admin/models_admin/auditentry/").content.decode()
+    address = re.search(r'href="(\?kind=traffic[^"]*)"', everything)
+    assert address
+    page = browser.get(f"/admin/models_admin/auditentry/{address[1]}").content.decode()
+
+    assert "traffic_rule_created" in page
+    assert "model_registered" not in page
 
 
 def test_old_entries_are_erased(settings: Settings) -> None:

@@ -14,7 +14,7 @@ from models_admin import services
 from models_admin.directory import HEARTBEAT_LIMIT, START_LIMIT, directory
 from models_admin.errors import Conflict
 from models_admin.models import ModelConfig, ModelServer, ModelVersion
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 
 pytestmark = pytest.mark.django_db
 

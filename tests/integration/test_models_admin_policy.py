@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models_admin.policy.assignment import assign
 from models_admin.policy.reconcile import (
     DRAIN_LEAST,
-    LIVE,
     LONGEST_BACKOFF,
     LONGEST_CALL,
     REFUSED_PAUSE,
@@ -18,19 +18,14 @@ from models_admin.policy.reconcile import (
     START_LIMIT,
     Act,
     Desired,
-    Record,
-    Replica,
-    Seen,
-    ServerState,
     Step,
-    assign,
     backoff,
     drain_limit,
     held_back,
     launch_failed,
     reconcile,
-    summary,
 )
+from models_admin.policy.replicas import LIVE, Record, Replica, Seen, ServerState, summary
 from models_admin.policy.rollout import Slot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -118,6 +113,17 @@ def test_a_server_in_back_off_starts_when_its_time_has_come_and_not_before() -> 
     assert (due.act, due.record.failures) == (Act.START, 3)
 
 
+def test_a_clock_that_was_set_back_holds_up_neither_a_start_nor_the_end_of_a_drain() -> None:
+    paused = Record(state=ServerState.BACKOFF, failures=3, next_start_at=NOW + REFUSED_PAUSE * 2)
+    draining = ready(state=ServerState.DRAINING, draining_at=NOW + LONGEST_CALL)
+
+    started = only(ONE, Replica(ordinal=0, record=paused))
+    ended = only(NONE, Replica(ordinal=0, record=draining, seen=SERVING))
+
+    assert started.act is Act.START
+    assert ended.act is Act.STOP
+
+
 def test_a_start_that_is_held_back_is_one_that_was_not_tried() -> None:
     record = Record(
         state=ServerState.BACKOFF, failures=3, started_at=ago(seconds=9), next_start_at=NOW
@@ -169,6 +175,13 @@ def test_a_silent_server_is_stopped_and_comes_back_after_a_pause() -> None:
 
     assert (step.act, step.record.state) == (Act.STOP, ServerState.BACKOFF)
     assert "no answer" in step.reason
+
+
+def test_one_that_compiles_may_be_silent() -> None:
+    record = Record(state=ServerState.WARMING, started_at=ago(seconds=90))
+    seen = Seen(silent=SILENCE_LIMIT + timedelta(seconds=1))
+
+    assert only(ONE, Replica(ordinal=0, record=record, seen=seen)).act is Act.WAIT
 
 
 def test_one_slow_answer_costs_nothing() -> None:
@@ -294,6 +307,14 @@ class TestAssigning:
         ]
 
         assert assign({RUN: 1, NEXT: 2}, replicas) == {0: RUN, 2: NEXT, 3: NEXT}
+
+    def test_one_that_drains_is_none_of_those_that_are_wanted(self) -> None:
+        replicas = [
+            Replica(ordinal=0, record=ready(state=ServerState.DRAINING), seen=SERVING),
+            Replica(ordinal=1, record=ready(), seen=SERVING),
+        ]
+
+        assert assign({RUN: 2}, replicas) == {1: RUN, 2: RUN}
 
     def test_what_started_for_one_that_drained_keeps_its_place_when_that_is_gone(self) -> None:
         gone = Replica(ordinal=0, record=ready(state=ServerState.DRAINING), ended="exit code 0")

@@ -12,7 +12,8 @@ from django.test import Client
 from fulfillment import tokens
 from models_admin import services, trial
 from models_admin.models import AuditEntry, ModelServer
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
+from models_admin.trial import Question
 from tests.fakes import Step, instant_oip, refusal, scripted, stub_score
 
 pytestmark = pytest.mark.django_db
@@ -58,6 +59,25 @@ def test_rows_are_scored_and_the_answer_says_by_what_and_how_fast(api: Client) -
     assert 0 < tried["latency_s"] < trial.LONGEST_S
     entry = AuditEntry.objects.get(action="model_tried")
     assert (entry.actor, entry.detail) == ("op", {"rows": 2, "code": "answered"})
+
+
+def test_who_dies_before_the_answer_has_asked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(*args: Any) -> Any:
+        raise Died
+
+    external("http://127.0.0.1:9")
+    monkeypatch.setattr(trial, "import_string", lambda name: die)
+
+    with pytest.raises(Died):
+        trial.try_model("ext", Question(rows=[("tea", "green tea")]), now=NOW, actor="op")
+
+    entry = AuditEntry.objects.get(action="model_tried")
+    assert (entry.actor, entry.detail) == ("op", {"rows": 1, "code": "asked"})
 
 
 def test_what_the_model_cut_is_told(api: Client) -> None:

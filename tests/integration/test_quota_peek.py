@@ -11,7 +11,7 @@ from fulfillment.clock import database_now
 from fulfillment.models import Rater, RaterCost, Role, SendWindow, Workflow
 from fulfillment.policy.lifecycle import WorkflowState
 from models_admin.models import AcceleratorPool, ModelConfig, ModelKind, ModelServer, TrafficRule
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from tests.builders import MODEL, RATER, Api
 from tests.rating_queue import Queue, boot, rater, submit
 
@@ -262,6 +262,20 @@ def test_a_model_by_itself_is_told_by_its_servers(settings: Settings, source: st
     assert (found["service_s"], found["wait_s"]) == (0.5, 1.25)
     assert codes(found) == ["traffic_rule"]
     assert (low["granted"], codes(low)) == (0, ["traffic_rule", "traffic_rule"])
+
+
+def test_a_batch_in_part_is_one_and_who_is_silent_holds_nothing(settings: Settings) -> None:
+    settings.AIRS_QUOTA_SOURCE = ""
+    model = hosted(queue_rows=1)
+    silent = database_now() - timedelta(minutes=1)
+    ModelServer.objects.create(
+        model=model, agent="local", ordinal=1, state=ServerState.READY, address="http://x",
+        ready_at=silent, heartbeat_at=silent, queue_rows=500, busy_seconds=1.0, rows_total=1,
+    )  # fmt: skip
+
+    found = peek(MODEL)
+
+    assert (found["replicas"], found["held"], found["service_s"]) == (1, 1, None)
 
 
 def test_a_full_or_absent_model_says_so(settings: Settings) -> None:

@@ -186,6 +186,17 @@ def test_the_dispatcher_hears_what_calls_met(stage: Stage) -> None:
     ]
 
 
+def test_the_dispatcher_hears_that_nobody_is_there_yet(stage: Stage) -> None:
+    submit(["a"])
+    bell.listen(timeout_s=0.01)
+    with scripted(refusal(503, "the model is loading")) as server:
+        stage.serve(server.url)
+        stage.rate()
+
+    (heard,) = bell.listen(timeout_s=2)
+    assert (heard["replica"], heard["away"], heard["overloaded"]) == ("r1", 1, 0)
+
+
 # One bad item
 
 

@@ -29,7 +29,7 @@ from models_admin.models import (
     Rebalancing,
 )
 from models_admin.policy.rebalancing import START_UP
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.policy.rollout import VersionState
 from tests import demand_source
 from tests.demand_source import SOURCE, Due, Work

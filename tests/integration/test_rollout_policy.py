@@ -86,6 +86,12 @@ def test_the_first_ready_replica_makes_it_the_one_that_serves() -> None:
     assert counts(decided) == {OLD: 1, NEW: 2}
 
 
+def test_the_others_follow_one_by_one_however_many_devices_are_free() -> None:
+    decided = decide(old(4), new(has=1, ready=1), wanted=4, spare=4)
+
+    assert counts(decided) == {OLD: 3, NEW: 2}
+
+
 def test_an_old_version_keeps_one_until_its_backlog_is_empty() -> None:
     retiring = old(1, state=VersionState.RETIRING, backlog=7)
     serving = new(state=VersionState.SERVING, has=1, ready=1)
@@ -100,8 +106,11 @@ def test_an_old_version_keeps_one_until_its_backlog_is_empty() -> None:
 
 def test_where_nobody_can_tell_it_is_not_taken_for_empty() -> None:
     retiring = old(1, state=VersionState.RETIRING, backlog=None)
+    retired = old(0, state=VersionState.RETIRED, backlog=None)
+    serving = new(state=VersionState.SERVING, has=2, ready=2)
 
-    assert counts(decide(retiring, new(state=VersionState.SERVING), wanted=2))[OLD] == 1
+    assert counts(decide(retiring, serving, wanted=2)) == {OLD: 1, NEW: 1}
+    assert counts(decide(retired, serving, wanted=2)) == {OLD: 0, NEW: 2}
 
 
 def test_an_operator_may_retire_it_with_its_backlog() -> None:

@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 from pytest_django import Settings
 
 from airs_site import service_report
-from fulfillment import leases, progress, retention
+from fulfillment import completion, leases, progress, retention
 from fulfillment.clock import database_now
 from fulfillment.folding import fold
 from fulfillment.models import AcceleratorUse, Role, StatsDelta, Workflow
@@ -63,6 +63,27 @@ def test_sums_are_the_same_by_rater_by_owner_and_by_workflow_folded_or_not() -> 
         fold()
     assert not StatsDelta.objects.exists()
     assert progress.read(ann)["accelerator_seconds"] == 102.25
+
+
+@pytest.mark.django_db
+def test_what_is_folded_as_a_workflow_ends_is_accounted_for() -> None:
+    workflow = builders.workflow(owner="ann", closed_at=AT)
+    worked(workflow, 2.0, calls=3)
+
+    assert completion.check(workflow.pk)
+
+    assert not StatsDelta.objects.exists()
+    (account,) = usage(by="owner")["items"]
+    assert (account["owner"], account["accelerator_seconds"], account["calls"]) == ("ann", 2.0, 3)
+
+
+@pytest.mark.django_db
+def test_what_took_nothing_of_devices_has_no_account() -> None:
+    worked(builders.workflow(), 0.0, calls=0)
+
+    assert fold() == 1
+
+    assert not AcceleratorUse.objects.exists()
 
 
 @pytest.mark.django_db

@@ -9,7 +9,7 @@ from pytest_django import Settings
 
 from models_admin import utilisation
 from models_admin.models import AcceleratorPool, ModelConfig, ReplicaSample, UtilizationSample
-from models_admin.policy.reconcile import ServerState
+from models_admin.policy.replicas import ServerState
 from models_admin.utilisation import PERIOD, Run, Sampler, Slots, Use
 from tests.builders import NOW
 from tests.hosted_machine import machine, register
@@ -271,6 +271,7 @@ def test_the_duty_cycle_of_a_model_and_of_a_pool_is_known_for_spans_up_to_now() 
         (day, "m", "p", 10.0),
         (-SECOND, "m", "p", 10.0),
         (hour, "other", "q", 10.0),
+        (timedelta(0), "late", "q", 10.5),
     ):
         UtilizationSample.objects.create(
             at=NOW - ago, agent="local", model_id=model, pool_id=pool, replicas=1, busy_s=busy_s,
@@ -283,4 +284,5 @@ def test_the_duty_cycle_of_a_model_and_of_a_pool_is_known_for_spans_up_to_now() 
     assert duty(model_id="m") == [0.9, 0.6]
     assert duty(model_id="n") == [None, 0.0]
     assert duty(pool_id="p") == [0.9, 0.4]
+    assert duty(model_id="late") == [1.0, 1.0]
     assert duty(model_id="nobody") == [None, None]

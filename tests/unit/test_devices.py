@@ -91,6 +91,24 @@ def test_pools_of_a_kind_follow_one_another_on_their_machine() -> None:
     assert bind(devices, ReplicaName("m", 2), model(pool("c", 2))).indices == (0,)
 
 
+def test_what_a_pool_holds_counts_wherever_its_devices_lay_before() -> None:
+    first, second = pool("a", 2, PoolKind.GPU), pool("b", 2, PoolKind.GPU)
+    devices, large = of_pools(first, second), model(second, devices=2)
+    assert bind(devices, A, large).indices == (2, 3)
+
+    devices.look({A}, {}, {"m": large}, [second])
+
+    assert devices.find(model(second)) == "waits for 1 of the 2 devices of pool b: others hold 2"
+
+
+def test_the_shares_of_a_cpu_are_locked_by_pool_and_devices_by_machine() -> None:
+    gpu, cpu = pool("b", 2, PoolKind.GPU), pool("c", 2)
+    devices = of_pools(pool("a", 2, PoolKind.GPU), gpu, cpu)
+
+    assert bind(devices, A, model(gpu, devices=2)).locks == ("gpu-2", "gpu-3")
+    assert bind(devices, B, model(cpu)).locks == ("c-0",)
+
+
 @pytest.mark.parametrize(
     ("kind", "count", "env"),
     [

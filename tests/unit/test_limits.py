@@ -164,6 +164,14 @@ def test_what_may_leave_is_none_only_where_nothing_does(
     assert (may > 0) == (does > 0)
 
 
+def test_what_may_leave_by_one_rule_is_promised_to_one_class() -> None:
+    through = gate([Rule(name="x", max_batches=3)], window=20, held=0, out=[0])
+
+    may = through.may_leave({(PriorityClass.HIGH, (0,)): 2, (PriorityClass.LOW, (0,)): 5})
+
+    assert may == {PriorityClass.HIGH: 2, PriorityClass.LOW: 1}
+
+
 @settings(max_examples=80)
 @given(works, rules, st.integers(0, 40))
 def test_a_rule_that_closed_stays_closed(of: list[Work], by: list[Rule], room: int) -> None:
@@ -178,6 +186,14 @@ def test_a_rule_that_closed_stays_closed(of: list[Work], by: list[Rule], room: i
             assert closed <= through.closed
             closed = through.closed
     assert closed == {n for n in range(len(by)) if through.left(n) == 0}
+
+
+def test_a_share_or_load_that_is_no_binary_number_counts_as_it_is_written() -> None:
+    by = [Rule(name="share", max_share=0.29), Rule(name="load", block=True, min_load=0.07)]
+
+    through = gate(by, window=100, held=7, out=[0, 0])
+
+    assert [through.left(number) for number in range(2)] == [29, 0]
 
 
 @given(st.lists(rule(), min_size=1, max_size=4, unique_by=lambda each: each.name), work, st.data())

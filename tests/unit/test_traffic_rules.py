@@ -99,6 +99,13 @@ def test_whoever_is_not_blocked_has_a_batch_at_a_time(
     assert found.granted >= min(1, there.free)
 
 
+def test_a_share_or_load_that_is_no_binary_number_counts_as_it_is_written() -> None:
+    there = Room(window=100, held=7, free=93)
+
+    assert policy.left(Rule(name="share", max_share=0.29), there, Held()) == 29
+    assert policy.left(Rule(name="load", block=True, min_load=0.07), there, Held()) == 0
+
+
 @given(rule(), room(), st.builds(Held, of_model=st.integers(0, 40)), shares, st.floats(0.0, 1.0))
 def test_a_stricter_rule_gives_no_more(
     of: Rule, there: Room, held: Held, share: float, load: float

