@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from django.db import DatabaseError, connection, transaction
 
-from fulfillment import costs, demands, promises
+from fulfillment import blocked, costs, demands, promises
 from fulfillment.board import Standing
 from fulfillment.costs import Servers
 from fulfillment.demands import Line, Open, Takes
@@ -92,6 +92,8 @@ def _admit(
     cost = cost_of(rater, now)
     if cost is None or not cost.servers or rater.paused_at is not None:
         return
+    if blocked.is_blocked(workflow, blocked.blocking(now)):
+        return
     takes = Takes(rater, cost, servers=cost.servers, is_chat=is_chat(rater))
     name = demands.served_by(workflow.rater_version)
     others = demands.forecast_open(
@@ -141,10 +143,14 @@ def is_chat(rater: Rater) -> bool:
 def _renew(servers: Servers, now: datetime) -> int:
     """Forecast all that is open; return how many."""
     known = {cost.pk: cost for cost in RaterCost.objects.select_related("rater")}
+    kept_out = blocked.workflows(now)
     outlook = [
         (standing, eta)
         for standing, eta in Forecaster().outlook(now)
-        if standing.rater_id in known and standing.open_requests and standing.due_at > now
+        if standing.rater_id in known
+        and standing.open_requests
+        and standing.due_at > now
+        and standing.workflow_id not in kept_out
     ]
     versions = RaterVersion.objects.in_bulk({standing.version_id for standing, _ in outlook})
     groups: dict[str, list[Looked]] = defaultdict(list)

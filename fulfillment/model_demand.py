@@ -18,7 +18,7 @@ from typing import Any
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
 
-from fulfillment import commitments, promises
+from fulfillment import blocked, commitments, promises
 from fulfillment.models import ServiceRun
 from fulfillment.policy.lifecycle import DISPATCHED, BatchState, WorkflowState
 
@@ -62,8 +62,12 @@ def demand(now: datetime) -> Demand:
         ServiceRun.objects.filter(pk=commitments.SERVICE).values_list("ran_at", flat=True).first()
     )
     versions: dict[str, VersionDemand] = {}
+    kept_out = blocked.workflows(now)
     with connection.cursor() as cursor:
-        for served_by, deadline_at, batch_s, unsent, in_flight, cut in _forecast(cursor, now):
+        for workflow_id, served_by, deadline_at, batch_s, *batches in _forecast(cursor, now):
+            if workflow_id in kept_out:
+                continue
+            unsent, in_flight, cut = batches
             cut = min(cut, unsent)
             found = _of(versions, served_by)
             # Of what is in flight, half is done on average.
@@ -71,7 +75,9 @@ def demand(now: datetime) -> Demand:
             found.dues.append(Due(deadline_at=deadline_at, work_s=work_s))
             found.other_s += cut * batch_s
         planned_s: dict[str, float] = defaultdict(float)
-        for served_by, deadline_at, work_s in _not_forecast(cursor, now):
+        for workflow_id, served_by, deadline_at, work_s in _not_forecast(cursor, now):
+            if workflow_id in kept_out:
+                continue
             found = _of(versions, served_by)
             if work_s is None:
                 found.other_s += UNKNOWN_S
@@ -124,6 +130,16 @@ def backlog(now: datetime) -> dict[tuple[str, str], int]:
         return {(model_id, version): count for model_id, version, count in cursor.fetchall()}
 
 
+def held(now: datetime) -> dict[str, int]:
+    """Return the batches that are out by key of the replica (named by the setting AIRS_HELD)."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT replica, count(*) FROM fulfillment_batch WHERE state = %s GROUP BY 1",
+            [int(BatchState.LEASED)],
+        )
+        return dict(cursor.fetchall())
+
+
 def _of(versions: dict[str, VersionDemand], served_by: str) -> VersionDemand:
     # The name of a model holds no tab, that of a version may.
     model_id, _, version = served_by.partition("\t")
@@ -133,8 +149,8 @@ def _of(versions: dict[str, VersionDemand], served_by: str) -> VersionDemand:
 def _forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
     cursor.execute(
         """
-        SELECT f.served_by, least(w.deadline_at, w.ends_at), f.seconds_a_batch, f.unsent_batches,
-               f.in_flight_batches, f.cut_batches
+        SELECT w.id, f.served_by, least(w.deadline_at, w.ends_at), f.seconds_a_batch,
+               f.unsent_batches, f.in_flight_batches, f.cut_batches
         FROM fulfillment_workflowforecast f
         -- By key alone: the index of what is unfinished would be walked once for each.
         CROSS JOIN LATERAL (
@@ -153,11 +169,12 @@ def _forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
 def _not_forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any]]:
     """Return open workflows without a forecast, the earliest deadline first.
 
-    Each is what serves it, its deadline, and its work in replica-seconds, None if that is unknown.
+    Each is its key, what serves it, its deadline, and its work in replica-seconds, None if that is
+    unknown.
     """
     cursor.execute(
         """
-        SELECT v.spec->>'model_id' || E'\\t' || (v.spec->>'model_version'),
+        SELECT w.id, v.spec->>'model_id' || E'\\t' || (v.spec->>'model_version'),
                least(w.deadline_at, w.ends_at), o.requests * c.seconds_a_request
         FROM fulfillment_workflow w
         JOIN fulfillment_rater r ON r.id = w.rater_id AND r.paused_at IS NULL
@@ -177,7 +194,7 @@ def _not_forecast(cursor: CursorWrapper, now: datetime) -> Iterable[Sequence[Any
         ) AS o
         WHERE w.finished_at IS NULL AND w.state = ANY(%s)
           AND least(w.deadline_at, w.ends_at) > %s AND f.workflow_id IS NULL AND o.requests > 0
-        ORDER BY 2
+        ORDER BY 3
         """,
         [now - promises.BELIEVED, _SENT, now],
     )

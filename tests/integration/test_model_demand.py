@@ -1,6 +1,7 @@
 """What models have to do, as fulfillment tells it: from forecasts, and from what has none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fulfillment.models import Rater, RaterCost, Workflow, WorkflowForecast
 from fulfillment.policy.lifecycle import BatchState, EndingReason, WorkflowState
 from models_admin import rebalancer, services
 from models_admin.models import AcceleratorPool, ModelConfig, RebalanceDecision, Rebalancing
+from models_admin.policy.traffic_rules import Rule
 from tests import builders
 from tests.builders import DIRECTORY, MODEL, NOW, RATER
 from tests.rating_queue import Replica
@@ -23,6 +25,26 @@ pytestmark = pytest.mark.django_db
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
+
+
+class Ruled(builders.Directory):
+    """A directory with traffic rules."""
+
+    def limits(self, now: datetime) -> Sequence[Rule]:
+        return RULES
+
+
+RULES: list[Rule] = []
+RULED = Ruled()
+
+
+@pytest.fixture
+def rules(settings: Settings) -> Iterator[list[Rule]]:
+    """Let traffic rules hold that the test says."""
+    RULED.models, RULED.live = DIRECTORY.models, DIRECTORY.live
+    settings.AIRS_MODEL_DIRECTORY = f"{__name__}.RULED"
+    yield RULES
+    RULES.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +240,37 @@ def test_what_is_not_sent_asks_for_nobody(why: str, has_forecast: bool) -> None:
             stored.update(state=WorkflowState.ENDING, ending_reason=EndingReason.CANCELLED)
 
     assert demanded(now) == {}
+
+
+@pytest.mark.parametrize("has_forecast", [False, True])
+def test_what_a_traffic_rule_blocks_asks_for_nobody(has_forecast: bool, rules: list[Rule]) -> None:
+    cost(1.0)
+    workflow(100, owner="ann")
+    bobs = workflow(10, owner="bob")
+    if has_forecast:
+        commitments.run_once(NOW)
+    rules.append(Rule(name="night", owner="ann", block=True))
+
+    (found,) = demanded().values()
+
+    assert sum(due.work_s for due in found.dues) + found.other_s == pytest.approx(10.0)
+    WorkflowForecast.objects.all().delete()
+    commitments.run_once(NOW)
+    assert [each.workflow_id for each in WorkflowForecast.objects.all()] == [bobs.pk]
+    # Under load alone it waits for its turn, and is work.
+    rules[0] = replace(rules[0], min_load=0.5)
+    commitments.run_once(NOW)
+    assert WorkflowForecast.objects.count() == 2
+
+
+def test_a_newcomer_that_is_blocked_is_promised_nothing(rules: list[Rule]) -> None:
+    cost(1.0)
+    rules.append(Rule(name="night", owner="ann", block=True))
+    for owner, expected in (("ann", False), ("bob", True)):
+        came = workflow(10, owner=owner)
+        etas: commitments.Etas = {False: None, True: None}
+        said = commitments.admit(came, pending=100, accepted=100, etas=etas, now=NOW)
+        assert (said is not None) == expected
 
 
 def test_it_is_as_old_as_the_last_run_of_the_forecasts() -> None:
