@@ -27,9 +27,11 @@ LOADERS: Final = "airs.loaders"
 DEFAULT_LOADER: Final = "bert_encoder"
 
 WEIGHTS: Final = "model.safetensors"
-_OTHER_WEIGHTS: Final = ("model.safetensors.index.json", "model.msgpack")
+_ORBAX: Final = "model.orbax"
+_OTHER_WEIGHTS: Final = ("model.safetensors.index.json", "model.msgpack", _ORBAX)
 FILES: Final = (WEIGHTS, "tokenizer.json", "config.json")
-"""Without these no server starts; the weights may be shards with an index, or Flax's msgpack."""
+"""Without these no server starts; the weights may be shards with an index, Flax's msgpack, or a
+folder of Orbax's."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _TINY = re.compile(r"tiny:\d{1,9}")
@@ -198,10 +200,14 @@ def _check_files(folder: Path, boundary: Path) -> None:
         raise CheckpointRefused("no such folder under the root", code="checkpoint_not_found")
     for name in FILES:
         places = (name, *_OTHER_WEIGHTS) if name == WEIGHTS else (name,)
-        paths = [_inside(folder / place, boundary) for place in places]
-        path = next((path for path in paths if path.exists()), None)
+        paths = {place: _inside(folder / place, boundary) for place in places}
+        place, path = next(
+            ((place, path) for place, path in paths.items() if path.exists()), (name, None)
+        )
         if path is None:
             raise _missing(folder, name)
+        if place == _ORBAX and path.is_dir():
+            continue  # the loader looks at the files in it, and at where they lie
         if not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointRefused(f"{name} is not a regular file", code="not_a_regular_file")
 

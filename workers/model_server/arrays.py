@@ -1,4 +1,4 @@
-"""Weights as arrays: read from safetensors files, or random ones with a tokenizer, for tests."""
+"""Weights as arrays: read from a checkpoint, or random ones with a tokenizer, for tests."""
 
 import json
 import string
@@ -11,8 +11,10 @@ import safetensors
 from safetensors.numpy import save
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from workers.model_server import orbax
 from workers.model_server.files import (
     CONFIG,
+    ORBAX,
     PACKED,
     TOKENIZER,
     WEIGHTS,
@@ -47,6 +49,8 @@ def read_tensors(files: Files) -> Tensors:
     names = weight_files(files)
     if names == [PACKED]:
         return packed_tensors(files)
+    if names == [ORBAX]:
+        return dict(orbax.arrays(files))
     return {tensor: array for name in names for tensor, array in file_tensors(files, name).items()}
 
 

@@ -6,22 +6,28 @@ known from their `headers`.
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 PACKED: Final = "model.msgpack"
+ORBAX: Final = "model.orbax"
+"""A folder."""
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 
 _UNPICKLED: Final = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 _LONGEST_JSON_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 20
+_MOST_FILES: Final = 100_000
+_DEEPEST: Final = 16
+"""Of folders in a folder; links could lead round in circles."""
 
 
 class CheckpointRefused(Exception):
@@ -47,6 +53,9 @@ class Files(Protocol):
 
     def digest(self, name: str) -> str:
         """Return a file's SHA-256, of the bytes that `read` returned where it was read."""
+
+    def below(self, name: str) -> list[str]:
+        """Return the names of all that is no folder in a folder; raises CheckpointRefused."""
 
     def names_unpickled(self) -> list[str]:
         """Return the files that could only be unpickled."""
@@ -105,6 +114,25 @@ class Folder:
             self._digests[name] = hasher.hexdigest()
         return self._digests[name]
 
+    def below(self, name: str) -> list[str]:
+        try:
+            found = sorted(itertools.islice(self._below(name, _DEEPEST), _MOST_FILES + 1))
+        except OSError as error:
+            raise unreadable(name, error) from error
+        if len(found) > _MOST_FILES:
+            raise unreadable(name, ValueError(f"more than {_MOST_FILES} files"))
+        return found
+
+    def _below(self, name: str, deepest: int) -> Iterator[str]:
+        if not deepest:
+            raise unreadable(name, ValueError("folders in it are too deep"))
+        for entry in self._inside(name).iterdir():
+            inner = f"{name}/{entry.name}"
+            if self._inside(inner).is_dir():
+                yield from self._below(inner, deepest - 1)
+            else:
+                yield inner
+
     def names_unpickled(self) -> list[str]:
         return sorted(p.name for p in self._path.iterdir() if p.suffix in _UNPICKLED)
 
@@ -134,6 +162,9 @@ class Memory:
 
     def digest(self, name: str) -> str:
         return hashlib.sha256(self.read(name)).hexdigest()
+
+    def below(self, name: str) -> list[str]:
+        return sorted(each for each in self._contents if each.startswith(f"{name}/"))
 
     def names_unpickled(self) -> list[str]:
         return []

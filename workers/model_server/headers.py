@@ -1,8 +1,8 @@
 """What a checkpoint's weights are: which files hold them, and of each tensor its type and shape.
 
 What lies in a safetensors file is known from its header, so that a wrong or truncated file is found
-without reading its weights; Flax's msgpack has no header, and is read. Imports neither JAX nor
-numpy.
+without reading its weights; Flax's msgpack and Orbax's folders have no header, and are read.
+Imports neither JAX nor numpy (but where there is such a folder).
 """
 
 import hashlib
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from workers.model_server import packed
+from workers.model_server import orbax, packed
 from workers.model_server.files import (
     INDEX,
+    ORBAX,
     PACKED,
     WEIGHTS,
     CheckpointRefused,
@@ -58,13 +59,15 @@ class Header:
 
 
 def weight_files(files: Files) -> list[str]:
-    """Return the names of the files that hold the weights: one, or the shards of an index."""
+    """Return what holds the weights: a file, the shards of an index, or Orbax's folder."""
     if files.has(WEIGHTS):
         return [WEIGHTS]
     if files.has(INDEX):
         return sorted(set(_weight_map(files).values()))
     if files.has(PACKED):
         return [PACKED]
+    if files.has(ORBAX):
+        return [ORBAX]
     if unsafe := files.names_unpickled():
         raise CheckpointRefused(
             "unsafe_checkpoint", f"{unsafe[0]} would have to be unpickled; only {WEIGHTS} is read"
@@ -73,10 +76,12 @@ def weight_files(files: Files) -> list[str]:
 
 
 def weights_digest(files: Files) -> str:
-    """Return the SHA-256 of the weights: of the one file, or of all shards' names and digests."""
+    """Return the SHA-256 of the weights: of the one file, or of all files' names and digests."""
     names = weight_files(files)
     if names in ([WEIGHTS], [PACKED]):
         return files.digest(names[0])
+    if names == [ORBAX]:
+        names = files.below(ORBAX)
     lines = "".join(f"{name} {files.digest(name)}\n" for name in names)
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -92,6 +97,8 @@ def headers(files: Files, name: str | None = None) -> dict[str, Header]:
     names = weight_files(files)
     if names == [PACKED]:
         return _packed_headers(files)
+    if names == [ORBAX]:
+        return _orbax_headers(files)
     found = {shard: _file_headers(files, shard) for shard in names}
     if names != [WEIGHTS]:
         for tensor, shard in _weight_map(files).items():
@@ -151,6 +158,15 @@ def _packed_headers(files: Files) -> dict[str, Header]:
         }
     except (ValueError, TypeError, RecursionError) as error:
         raise unreadable(PACKED, error) from error
+
+
+def _orbax_headers(files: Files) -> dict[str, Header]:
+    return {
+        name: Header(
+            dtype=packed.TYPES.get(str(array.dtype), (str(array.dtype), 0))[0], shape=array.shape
+        )
+        for name, array in orbax.arrays(files)
+    }
 
 
 def _read_header(document: Any, data_bytes: int) -> dict[str, Header]:

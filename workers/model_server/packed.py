@@ -12,12 +12,13 @@ import msgpack
 
 _ARRAY: Final = 1
 _CHUNKED: Final = "__msgpack_chunked_array__"
-_TYPES: Final = {
+TYPES: Final = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
     "float16": ("F16", 2),
     "bfloat16": ("BF16", 2),
 }
+"""numpy's names of floats: safetensors' and the bytes of each number."""
 MOST_DIMENSIONS: Final = 64
 """As numpy has it."""
 _DESCRIPTION_BYTES: Final = 1024
@@ -74,7 +75,7 @@ def _describe(code: int, data: bytes) -> _Array:
     shape, name = tuple(unpacker.unpack()), str(unpacker.unpack())
     if len(shape) > MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("an array has no shape")
-    dtype, item_bytes = _TYPES.get(name, (name, 0))
+    dtype, item_bytes = TYPES.get(name, (name, 0))
     before = len(data) - unpacker.tell() - prod(shape) * item_bytes
     if item_bytes and before not in _LENGTH_BYTES:
         raise ValueError("an array has more or fewer bytes than its shape needs")
