@@ -194,6 +194,7 @@ AIRS_MODEL_DIRECTORY = "models_admin.directory.directory"
 # What models have to do arrives at model management likewise; "" where it stands alone.
 AIRS_DEMAND = "fulfillment.model_demand.demand"
 AIRS_BACKLOG = "fulfillment.model_demand.backlog"
+AIRS_HELD = "fulfillment.model_demand.held"
 # So does what raters could send now; "" where it stands alone and knows its models only.
 AIRS_QUOTA_SOURCE = "fulfillment.model_quota.quota"
 # How model management calls a model for somebody who tries it.
@@ -360,7 +361,7 @@ CELERY_BROKER_POOL_LIMIT = 64
 CELERY_DB_REUSE_MAX = 1_000_000
 CELERY_TIMEZONE = "UTC"
 CELERY_ENABLE_UTC = True
-CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_BEAT_SCHEDULER = "airs_site.beat:Scheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 5
 DJANGO_CELERY_BEAT_TZ_AWARE = True
 CELERY_BEAT_SCHEDULE = {
@@ -372,6 +373,7 @@ CELERY_BEAT_SCHEDULE = {
     "shadow": {"task": "fulfillment.refresh_shadows", "schedule": 60.0},
     "commitments": {"task": "fulfillment.renew_forecasts", "schedule": 60.0},
     "rebalancing": {"task": "models_admin.rebalance", "schedule": 60.0},
+    "windows": {"task": "models_admin.tune_windows", "schedule": 60.0},
     "externals": {"task": "models_admin.check_externals", "schedule": 10.0},
     "audit": {"task": "models_admin.erase_expired", "schedule": 600.0},
 }

@@ -26,7 +26,7 @@ class ModelDescription(Protocol):
     def id(self) -> str: ...
     @property
     def protocol(self) -> str:
-        """`oip` or `openai`."""
+        """`oip`, or `openai` for a chat model."""
 
     @property
     def version(self) -> str:

@@ -345,7 +345,7 @@ def _wrong_protocol(model_id: str, protocol: str, plugin: Plugin) -> dict[str, s
     return {
         "field": "model",
         "code": "protocol_mismatch",
-        "detail": f"Model {model_id!r} speaks {protocol}, autorater {plugin.name} needs "
+        "detail": f"Model {model_id!r} is called by {protocol}, autorater {plugin.name} needs "
         f"{plugin.protocol}.",
     }
 

@@ -9,10 +9,12 @@ from models_admin.admin_common import BlindTextarea, Form, to_form
 from models_admin.models import ModelConfig
 
 _FORM_FIELDS = (
-    *("kind", "protocol", "model_name", "timeout_s", "sends_priority", "priority_style"),
+    *("kind", "protocol", "endpoint", "model_name", "timeout_s"),
+    *("sends_priority", "priority_style"),
     *("url", "max_concurrency", "version_label"),
     *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
-    *("replicas_min", "replicas_default", "replicas_max", "window", "pinned"),
+    *("replicas_min", "replicas_default", "replicas_max", "window", "tunes_window"),
+    "pinned",
 )
 
 

@@ -19,7 +19,7 @@ from models_admin.admin_model_form import ModelConfigForm
 from models_admin.admin_servers import rows_of, versions_of
 from models_admin.admin_trial import Tried
 from models_admin.clock import database_now
-from models_admin.models import ModelConfig, ModelKind
+from models_admin.models import ModelConfig, ModelKind, tuned_window
 from models_admin.replicas import in_words
 
 
@@ -34,17 +34,20 @@ class ModelConfigAdmin(Confirmed, Tried, ServiceAdmin):
     form = ModelConfigForm
     list_display = ("id", "kind", "pool", "started", "replicas", "condition", "version", "protocol")
     list_filter = ("kind", "started", "pool")
-    list_select_related = ("pool", "health")
+    list_select_related = ("pool", "health", "tuned_window")
     search_fields = ("id", "model_name")
     show_full_result_count = False
     acts = ACTS
     actions = tuple(action_of(act) for act in ACTS)
     change_form_template = "models_admin/model.html"
     _common = ("id", "kind", "protocol", "model_name", "timeout_s")
-    _external = ("max_concurrency", "sends_priority", "priority_style", "version_label")
+    _external = (
+        *("endpoint", "max_concurrency", "sends_priority", "priority_style", "version_label"),
+    )
     _hosted = (
         *("pool", "loader", "checkpoint", "serving", "devices_per_replica"),
-        *("replicas_min", "replicas_default", "replicas_max", "window", "pinned"),
+        *("replicas_min", "replicas_default", "replicas_max", "window"),
+        *("tunes_window", "pinned"),
     )
     _secrets = ("api_key_hint", "new_api_key", "drop_api_key", "headers_hint", "new_headers")
 
@@ -58,7 +61,7 @@ class ModelConfigAdmin(Confirmed, Tried, ServiceAdmin):
                 ("Hosted: its servers are run by AIRS", {"fields": self._hosted}),
             ]
         external = obj.kind == ModelKind.EXTERNAL
-        hosted = (*self._hosted, "pinned_until", "start_up_s")
+        hosted = (*self._hosted, "window_now", "pinned_until", "start_up_s")
         fields = ("url", "condition", *self._secrets, *self._external) if external else hosted
         return [
             (None, {"fields": (*self._common, "version")}),
@@ -73,7 +76,7 @@ class ModelConfigAdmin(Confirmed, Tried, ServiceAdmin):
     ) -> tuple[str, ...]:
         if obj is None:
             return ()
-        found = ("pinned_until", "start_up_s", "condition")
+        found = ("window_now", "pinned_until", "start_up_s", "condition")
         return ("id", "kind", "version", "api_key_hint", "headers_hint", *found)
 
     def has_delete_permission(self, request: HttpRequest, obj: ModelConfig | None = None) -> bool:
@@ -123,6 +126,11 @@ class ModelConfigAdmin(Confirmed, Tried, ServiceAdmin):
     @admin.display(description="Health")
     def condition(self, obj: ModelConfig) -> str:
         return health_text(obj)
+
+    @admin.display(description="window now")
+    def window_now(self, obj: ModelConfig) -> str:
+        tuned = tuned_window(obj)
+        return str(obj.window) if tuned is None else f"{tuned.window}: {tuned.reason}"
 
     @admin.display(description="Replicas")
     def replicas(self, obj: ModelConfig) -> str:

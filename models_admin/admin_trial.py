@@ -9,10 +9,11 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from models_admin.admin_acts import in_words
+from models_admin.asking import Question
 from models_admin.clock import database_now
 from models_admin.errors import ModelsAdminError
 from models_admin.models import ModelConfig, Protocol
-from models_admin.trial import MOST_CHARACTERS, MOST_ROWS, Question, Trial, try_model
+from models_admin.trial import MOST_CHARACTERS, MOST_ROWS, Trial, try_model
 
 
 class RowsForm(forms.Form):
@@ -46,7 +47,7 @@ class Tried:
 
     def trial_form(self, model: ModelConfig, data: Any = None) -> RowsForm | MessageForm:
         """Return the form by which a model is asked."""
-        form = RowsForm if model.protocol == Protocol.OIP else MessageForm
+        form = RowsForm if model.rater_protocol == Protocol.OIP else MessageForm
         return form(data, prefix="try")
 
     def try_view(self, request: HttpRequest, object_id: str) -> HttpResponse:

@@ -40,6 +40,8 @@ class Target:
 
     id: str
     protocol: str
+    endpoint: str = ""
+    """By which it scores pairs, if it does."""
     url: str
     model_name: str
     headers: Mapping[str, str] = field(repr=False)
@@ -113,9 +115,9 @@ async def _ask_for(session: aiohttp.ClientSession, target: Target, answer_s: flo
         model = f"/v2/models/{quote(name, safe='')}"
         replies = await asyncio.gather(ask("/v2/health/ready"), ask(f"{model}/ready"), ask(model))
         return of_oip(*replies, name=name)
-    root = root.removesuffix("/v1")
+    root = root.removesuffix("/v1").removesuffix("/v2")
     models, health = await asyncio.gather(ask("/v1/models"), ask("/health"))
-    return of_openai(models, health, name=name)
+    return of_openai(models, health, name=name, scores=bool(target.endpoint))
 
 
 async def _ask(

@@ -6,6 +6,7 @@ missing, too old or cannot be is a `Silence`, with its reason: then nobody's rep
 
 The callable named by AIRS_BACKLOG says what versions are not done with, down to batches that are
 being computed and to work that nobody may do just now: while it names one, that keeps a replica.
+The one named by AIRS_HELD says how many batches are out through each replica.
 """
 
 import logging
@@ -115,6 +116,20 @@ def backlog(now: datetime) -> Mapping[tuple[str, str], int] | None:
         raise
     except Exception as error:  # somebody else's code, perhaps over a network
         logger.warning("no backlog", exc_info=error)
+        return None
+
+
+def held(now: datetime) -> Mapping[str, int] | None:
+    """Return the batches that are out by key of the replica; None when nobody can tell."""
+    if not settings.AIRS_HELD:
+        return None
+    try:
+        source: Callable[[datetime], Mapping[str, int]] = import_string(settings.AIRS_HELD)
+        return source(now)
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception as error:  # somebody else's code, perhaps over a network
+        logger.warning("nobody says what is out", exc_info=error)
         return None
 
 

@@ -19,6 +19,7 @@ from models_admin.models import (
     ModelVersion,
     PriorityStyle,
     health_of,
+    window_of,
 )
 from models_admin.policy.health import rests
 from models_admin.policy.replicas import ServerState
@@ -39,6 +40,7 @@ class ModelDescription:
 
     id: str
     protocol: str
+    """That autoraters call it by; `oip` for all that take rows."""
     version: str
     """What raters are pinned to."""
     kind: str
@@ -75,6 +77,8 @@ class EndpointData:
     priority_style: str
     """In whose direction urgency is told; "" for what is usual for the protocol."""
     protocol: str
+    scoring: str
+    """By which endpoint an OpenAI-compatible server scores rows; "" for all others."""
     managed: bool
     """Whether we run its server: then another version's answer is one of another replica."""
     version: str
@@ -105,7 +109,7 @@ class ModelDirectory:
             return None
         return ModelDescription(
             id=model.id,
-            protocol=model.protocol,
+            protocol=model.rater_protocol,
             version=model.key_version,
             kind=model.kind,
             timeout_s=model.timeout_s,
@@ -115,7 +119,7 @@ class ModelDirectory:
         """Return what can be sent to now: hosted replicas that are ready, external models."""
         hosted = ModelServer.objects.filter(
             state=ServerState.READY, heartbeat_at__gte=now - HEARTBEAT_LIMIT
-        ).select_related("model")
+        ).select_related("model__tuned_window")
         external = ModelConfig.objects.filter(kind=ModelKind.EXTERNAL).select_related("health")
         return [
             *(
@@ -124,7 +128,7 @@ class ModelDirectory:
                     model_id=server.model_id,
                     version=server.version,
                     shown_version=server.version,
-                    window=server.model.window,
+                    window=window_of(server.model),
                     protocol=server.model.protocol,
                     managed=True,
                     address=server.address,
@@ -139,7 +143,7 @@ class ModelDirectory:
                     version=model.key_version,
                     shown_version=model.served_version,
                     window=_calls_to_external(model, now),
-                    protocol=model.protocol,
+                    protocol=model.rater_protocol,
                     managed=False,
                     address=model.url,
                 )
@@ -170,7 +174,7 @@ class ModelDirectory:
         kind, _, name = replica_key.partition("-")
         if kind == "ext":
             model = _externals(name).first()
-            return None if model is None else _external(model)
+            return None if model is None else external_endpoint(model)
         pk, _, starts = name.partition("-")
         if kind != "ms" or not (pk.isdecimal() and starts.isdecimal()):
             return None
@@ -246,13 +250,15 @@ def _hosted(server: ModelServer) -> EndpointData:
         sends_priority=True,
         priority_style=PriorityStyle.TRITON,
         protocol=server.model.protocol,
+        scoring="",
         managed=True,
         version=server.version,
         key_version=server.version,
     )
 
 
-def _external(model: ModelConfig) -> EndpointData:
+def external_endpoint(model: ModelConfig) -> EndpointData:
+    """Return how to call an external model, stored or not."""
     return EndpointData(
         url=model.url,
         model_name=model.model_name,
@@ -260,7 +266,8 @@ def _external(model: ModelConfig) -> EndpointData:
         timeout_s=model.timeout_s,
         sends_priority=model.sends_priority,
         priority_style=model.priority_style,
-        protocol=model.protocol,
+        protocol=model.rater_protocol,
+        scoring=model.endpoint,
         managed=False,
         version=model.version,
         key_version=model.key_version,

@@ -78,6 +78,7 @@ def _target(model: ModelConfig) -> Target:
     return Target(
         id=model.pk,
         protocol=model.protocol,
+        endpoint=model.endpoint,
         url=model.url,
         model_name=model.model_name,
         headers=call_headers(model),

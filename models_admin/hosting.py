@@ -57,6 +57,8 @@ class Stats:
 
     busy_seconds: float = 0.0
     rows_total: int = 0
+    tokens_total: int = 0
+    """Those of texts, without what pads them."""
     queue_rows: int = 0
 
 

@@ -294,6 +294,7 @@ def _stats(body: Mapping[str, Any]) -> Stats:
     return Stats(
         busy_seconds=probe.number(body, "busy_seconds"),
         rows_total=int(probe.number(body, "rows_total")),
+        tokens_total=int(probe.number(body, "real_tokens_total")),
         queue_rows=min(int(probe.number(body, "queue_rows")), 2**31 - 1),
     )
 

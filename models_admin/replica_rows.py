@@ -11,7 +11,8 @@ from models_admin.policy.rollout import Slot
 FIELDS: Final = (
     *("state", "reason", "last_error", "address", "pid", "host", "version", "boot_id", "starts"),
     *("generation", "failures", "started_at", "ready_at", "draining_at", "next_start_at"),
-    *("heartbeat_at", "busy_seconds", "rows_total", "queue_rows", "launched_id", "devices"),
+    *("heartbeat_at", "busy_seconds", "rows_total", "tokens_total", "queue_rows", "launched_id"),
+    "devices",
     "log_tail",
 )
 """What the agent writes."""
@@ -74,6 +75,7 @@ def take_note(row: ModelServer, living: Living, now: datetime) -> None:
         row.heartbeat_at = answered_at
     row.busy_seconds = living.stats.busy_seconds
     row.rows_total = living.stats.rows_total
+    row.tokens_total = living.stats.tokens_total
     row.queue_rows = living.stats.queue_rows
 
 
@@ -87,7 +89,8 @@ def reset(row: ModelServer) -> None:
     """Let a row stand for a new run."""
     row.starts += 1
     row.address, row.version, row.pid = "", "", None
-    row.busy_seconds, row.rows_total, row.queue_rows, row.heartbeat_at = 0.0, 0, 0, None
+    row.busy_seconds, row.rows_total, row.tokens_total = 0.0, 0, 0
+    row.queue_rows, row.heartbeat_at = 0, None
 
 
 def _seen(living: Living) -> Seen:

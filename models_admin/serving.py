@@ -78,6 +78,10 @@ OPTIONS: Final[Mapping[str, Between | OneOf | Rising]] = {
         meaning="padded lengths in tokens; texts are cut at the last, which is part of the version",
     ),
     "max_queue": Between(low=1, high=1_000_000, meaning="rows accepted and not yet answered"),
+    "tuned": OneOf(
+        words=("auto", "off"),
+        meaning="whether the first start measures which lanes and batches pay; else a table's",
+    ),
 }
 _DEFAULT_MAX_QUEUE: Final = 2_048
 

@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.db import close_old_connections
 
-from models_admin import external, rebalancer, services
+from models_admin import external, rebalancer, services, window_tuning
 from models_admin.clock import database_now
 
 
@@ -12,6 +12,13 @@ def rebalance() -> None:
     """Move replicas to where the work is, in pools that ask for it."""
     close_old_connections()
     rebalancer.run_once(database_now())
+
+
+@shared_task(name="models_admin.tune_windows")
+def tune_windows() -> None:
+    """Find the smallest window that keeps each hosted model busy."""
+    close_old_connections()
+    window_tuning.run_once(database_now())
 
 
 @shared_task(name="models_admin.erase_expired")

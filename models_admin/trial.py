@@ -1,19 +1,15 @@
-"""Trying a model: one real call with a few texts of a person, never archived.
+"""Trying a model: one real call with a few texts of a person, never archived."""
 
-The call is made by the callable that AIRS_MODEL_TRIAL names, which is the code that executors call
-models with: model management has no client of its own for them.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
 from models_admin import services
-from models_admin.directory import EndpointData, directory
+from models_admin.asking import Answer, Ask, Question
+from models_admin.directory import directory
 from models_admin.errors import Conflict
 from models_admin.models import ModelConfig, Protocol
 from models_admin.services import Problem, refuse
@@ -23,36 +19,6 @@ MOST_ROWS: Final = 8
 MOST_CHARACTERS: Final = 20_000
 """Of one text."""
 LONGEST_S: Final = 20.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What a model is asked: rows of an OIP model, or a message to a chat model."""
-
-    rows: Sequence[tuple[str, str]] = ()
-    """Query and text of each."""
-    message: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What came of the call; `code` and `detail` say why there is no answer, without secrets."""
-
-    code: str = ""
-    detail: str = ""
-    latency_s: float
-    version: str = ""
-    """What the answer calls the model."""
-    rows: Sequence[Mapping[str, Any]] = ()
-    """Of each row what the model put out, by name, and `truncated`: what it cut."""
-    content: str = ""
-    finish_reason: str = ""
-    truncated: bool = False
-    """Whether anything was cut, of the texts or of the answer."""
-
-
-Ask = Callable[[EndpointData, Question, float, datetime], Answer]
-"""Makes the call within so many seconds from now; never raises for what a server does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +56,7 @@ def try_model(model_id: str, question: Question, *, now: datetime, actor: str = 
 
 def _problems(model: ModelConfig, question: Question) -> list[Problem]:
     """Return what is wrong with a question; texts are never cut before they are sent."""
-    if model.protocol == Protocol.OIP:
+    if model.rater_protocol == Protocol.OIP:
         texts = {f"rows.{number}": text for number, row in enumerate(question.rows) for text in row}
         if question.message:
             return [_wrong("message", "not_allowed", "is for chat models; this one takes rows")]
@@ -99,7 +65,9 @@ def _problems(model: ModelConfig, question: Question) -> list[Problem]:
     else:
         texts = {"message": question.message}
         if question.rows:
-            return [_wrong("rows", "not_allowed", "is for OIP models; this one takes a message")]
+            return [
+                _wrong("rows", "not_allowed", "is for models that score; tell this one a message")
+            ]
         if not question.message.strip():
             return [_wrong("message", "empty_field", "what the model is told")]
     return [

@@ -54,3 +54,11 @@ class Source:
 
 
 SOURCE = Source()
+HELD_NAME = "tests.demand_source.held"
+HELD: dict[str, int] = {}
+"""Batches that are out, by key of the replica."""
+
+
+def held(now: datetime) -> dict[str, int]:
+    """Return what is out."""
+    return dict(HELD)

@@ -29,6 +29,7 @@ class Endpoint:
     timeout_s: float = 5.0
     sends_priority: bool = False
     priority_style: str = ""
+    scoring: str = ""
     managed: bool = True
     key_version: str = "1"
 

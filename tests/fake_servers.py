@@ -70,9 +70,9 @@ class Server(ScriptedServer):
 
 
 @contextmanager
-def running(make: str) -> Iterator[Server]:
-    """Run a server of this make in a thread."""
-    server = Server(make, MAKES[make])
+def running(make: str, answers: Callable[["Server", Seen], Step] | None = None) -> Iterator[Server]:
+    """Run a server of this make in a thread, or one that answers so."""
+    server = Server(make, answers or MAKES[make])
     with in_thread(server.serve, stop=server.hang_up) as port:
         server.url = f"http://127.0.0.1:{port}"
         yield server
@@ -168,27 +168,27 @@ def vllm(server: Server, seen: Seen) -> Step:
         case Life.NO_KEY, _:
             return said(401, {"error": "Unauthorized"})
         case Life.NO_MODEL, "/v1/models":
-            return _models("org/other")
+            return listed("org/other")
         case _, "/v1/models":
-            return _models(MODEL)
+            return listed(MODEL)
         case Life.NO_MODEL, _:
-            return _typed(404, "NotFoundError", f"The model `{MODEL}` does not exist.")
+            return typed(404, "NotFoundError", f"The model `{MODEL}` does not exist.")
         case _, path if path != CHAT_PATH:
             return said(404, {"detail": "Not Found"})
         case Life.OVERLOADED, _:
             return said(429, {"error": {"message": "Too many requests"}}, Retry_After="7")
         case Life.BROKEN, _:
-            return _typed(500, "InternalServerError", "EngineCore encountered an issue.")
+            return typed(500, "InternalServerError", "EngineCore encountered an issue.")
         case Life.TOO_LONG, _:
             words = (
                 "This model's maximum context length is 4096 tokens. However, you requested 5000"
             )
-            return _typed(400, "BadRequestError", words)
+            return typed(400, "BadRequestError", words)
         case Life.NO_PRIORITY, _ if seen.json().get("priority"):
             words = (
                 f"Got priority {seen.json()['priority']} but Priority scheduling is not enabled."
             )
-            return _typed(400, "BadRequestError", words)
+            return typed(400, "BadRequestError", words)
     return _chat(server, seen, service_tier=None, prompt_logprobs=None)
 
 
@@ -208,9 +208,9 @@ def sglang(server: Server, seen: Seen) -> Step:
         case Life.NO_KEY, _:
             return said(401, {"error": "Unauthorized"})
         case Life.NO_MODEL, "/v1/models":
-            return _models("org/other")
+            return listed("org/other")
         case _, "/v1/models":
-            return _models(MODEL)
+            return listed(MODEL)
         case Life.NO_MODEL, _:
             return refuses(404, "The model does not exist.")
         case _, path if path != CHAT_PATH:
@@ -235,7 +235,7 @@ def llama_cpp(server: Server, seen: Seen) -> Step:
 
     match server.life, seen.path:
         case _, "/v1/models":
-            return _models(MODEL, models=[{"name": MODEL, "type": "model"}])
+            return listed(MODEL, models=[{"name": MODEL, "type": "model"}])
         case Life.LOADING, _:
             return refuses(503, "unavailable_error", "Loading model")
         case _, "/health":
@@ -290,12 +290,12 @@ def _oip(server: Server, seen: Seen, *, version: str | None) -> Step:
     return said(200, answer)
 
 
-def _models(name: str, **more: Any) -> Step:
+def listed(name: str, **more: Any) -> Step:
     each = {"id": name, "object": "model", "created": 1, "owned_by": "x"}
     return said(200, {"object": "list", "data": [each], **more})
 
 
-def _typed(status: int, kind: str, words: str) -> Step:
+def typed(status: int, kind: str, words: str) -> Step:
     return said(status, {"error": {"message": words, "type": kind, "param": None, "code": status}})
 
 

@@ -54,6 +54,7 @@ state = {
     "model_version": f"stub-{seed}",
     "busy_seconds": 1.5,
     "rows_total": 7,
+    "real_tokens_total": 99,
     "queue_rows": 5 if mode == 4 else 0,
 }
 print("a line of noise, with the secret:", os.environ.get("DATABASE_URL"), flush=True)

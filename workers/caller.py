@@ -156,6 +156,7 @@ class Caller:
             timeout_s=data.timeout_s,
             sends_priority=data.sends_priority,
             priority_style=data.priority_style,
+            scoring=data.scoring,
         )
         expected = expected_version(data, self.work.spec.model_version)
         own = 0 if taken.best_effort else taken.priority

@@ -33,6 +33,14 @@ class Protocol(StrEnum):
     openai = "openai"
 
 
+class ScoringBy(StrEnum):
+    chat = "chat"
+    score = "score"
+    rerank = "rerank"
+    tei_rerank = "tei_rerank"
+    embeddings = "embeddings"
+
+
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id of a model.")]
 
 
@@ -78,6 +86,10 @@ def register_model(
     protocol: Annotated[
         Protocol | None, typer.Option("--protocol", help="What its server speaks.")
     ] = None,
+    endpoint: Annotated[
+        ScoringBy | None,
+        typer.Option("--endpoint", help="By which an openai server scores query and text."),
+    ] = None,
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="What its server calls it.")
     ] = None,
@@ -104,6 +116,7 @@ def register_model(
         "serving": _object(serving),
         "url": address,
         "protocol": protocol.value if protocol else None,
+        "endpoint": endpoint.value if endpoint else None,
         "model_name": model_name,
         "api_key": _key(key),
         "max_concurrency": max_concurrency,

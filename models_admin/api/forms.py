@@ -8,12 +8,14 @@ from rest_framework.exceptions import ValidationError
 from models_admin import services, trial
 from models_admin.api.fields import Choice, Form, Number, Object, Path, Switch, Text, Whole
 from models_admin.models import (
+    CHAT,
     NO_PRIORITY,
     ModelKind,
     PoolKind,
     PriorityStyle,
     Protocol,
     Rebalancing,
+    ScoringEndpoint,
 )
 
 
@@ -29,6 +31,12 @@ class ModelChanges(Form):
     """Settings of a model that may change; running replicas take them at their next restart."""
 
     protocol = Choice(choices=Protocol.choices, required=False)
+    endpoint = Choice(
+        choices=[CHAT, *ScoringEndpoint.values],
+        required=False,
+        help_text="External, openai: by which endpoint its server scores query and text; chat: it "
+        "scores none and is told a prompt",
+    )
     url = Text(required=False, max_length=2048, help_text="Of an external server")
     model_name = Text(required=False, max_length=256, help_text="What its server calls it")
     api_key = Text(
@@ -76,6 +84,11 @@ class ModelChanges(Form):
     devices_per_replica = Whole(required=False)
     replicas = ReplicaBounds(required=False)
     window = Whole(required=False, help_text="Batches that a replica may hold")
+    tunes_window = Switch(
+        required=False,
+        help_text="The window is where it begins, and becomes the smallest that keeps replicas "
+        "busy; false: it stays as it is",
+    )
     pinned = Switch(
         required=False,
         help_text="The rebalancer leaves its replicas as they are; false also ends the pin that a "
@@ -106,7 +119,7 @@ class _Rows(serializers.ListSerializer[Any]):
 
 
 class TryRow(Form):
-    """A row of an OIP model."""
+    """A row of a model that scores rows."""
 
     query = Text(max_length=trial.MOST_CHARACTERS, allow_blank=True)
     text = Text(max_length=trial.MOST_CHARACTERS, allow_blank=True)

@@ -179,7 +179,7 @@ class ModelAddressView(View):
 
 
 def _models() -> QuerySet[ModelConfig]:
-    return ModelConfig.objects.select_related("health").prefetch_related(
+    return ModelConfig.objects.select_related("health", "tuned_window").prefetch_related(
         Prefetch("servers", ModelServer.objects.order_by("ordinal", "agent"))
     )
 

@@ -10,12 +10,16 @@ from rest_framework import serializers
 from models_admin import secrets
 from models_admin.api.externals import HealthShape, health_as_json
 from models_admin.models import (
+    CHAT,
     NO_PRIORITY,
     ModelConfig,
     ModelKind,
     ModelServer,
     PriorityStyle,
     Protocol,
+    ScoringEndpoint,
+    tuned_window,
+    window_of,
 )
 from models_admin.policy.replicas import LIVE, ServerState
 from models_admin.replicas import busy_share, restarts, shares_of_hour
@@ -49,7 +53,7 @@ class ServerShape(serializers.ModelSerializer[ModelServer]):
                 "next_start_at",
                 "heartbeat_at",
             ),
-            *("busy_seconds", "busy_share", "rows_total", "queue_rows", "agent"),
+            *("busy_seconds", "busy_share", "rows_total", "tokens_total", "queue_rows", "agent"),
         )
 
     def get_restarts(self, server: ModelServer) -> int:
@@ -95,6 +99,11 @@ class ModelShape(serializers.Serializer[Any]):
     id = serializers.CharField()
     kind = serializers.ChoiceField(choices=ModelKind.choices)
     protocol = serializers.ChoiceField(choices=Protocol.choices)
+    endpoint = serializers.ChoiceField(
+        choices=[CHAT, *ScoringEndpoint.values],
+        allow_null=True,
+        help_text="What an OpenAI-compatible server is asked by; null: another protocol",
+    )
     state = serializers.ChoiceField(
         choices=MODEL_STATES,
         allow_null=True,
@@ -120,7 +129,10 @@ class ModelShape(serializers.Serializer[Any]):
     serving = serializers.JSONField()
     devices_per_replica = serializers.IntegerField()
     replicas = WantedReplicas()
-    window = serializers.IntegerField()
+    window = serializers.IntegerField(help_text="Batches that a replica may hold, as was set")
+    tunes_window = serializers.BooleanField(help_text="It becomes what keeps replicas busy")
+    window_now = serializers.IntegerField(help_text="What it is now")
+    window_reason = serializers.CharField(allow_null=True, help_text="Why, where it is tuned")
     started = serializers.BooleanField()
     pinned = serializers.BooleanField(help_text="The rebalancer leaves it alone")
     pinned_until = serializers.DateTimeField(
@@ -159,7 +171,7 @@ class ModelList(serializers.Serializer[Any]):
 _SAME = (
     *("id", "kind", "protocol", "model_name", "version_label", "timeout_s", "sends_priority"),
     *("url", "max_concurrency", "loader", "checkpoint", "serving", "devices_per_replica"),
-    *("window", "started", "pinned", "pinned_until", "start_up_s"),
+    *("window", "tunes_window", "started", "pinned", "pinned_until", "start_up_s"),
 )
 
 
@@ -176,12 +188,15 @@ def model_as_json(model: ModelConfig, *, alone_at: datetime | None = None) -> di
     return {
         **{name: getattr(model, name) for name in _SAME},
         "version": model.served_version,
+        "endpoint": (model.endpoint or CHAT) if model.protocol == Protocol.OPENAI else None,
         "state": _state(model, servers),
         "priority_style": model.spoken_priority,
         "health": health_as_json(model),
         "api_key": secrets.hint(model.api_key),
         "headers": {name: secrets.hint(sealed) for name, sealed in model.headers.items()},
         "pool": model.pool_id,
+        "window_now": window_of(model),
+        "window_reason": tuned.reason if (tuned := tuned_window(model)) else None,
         "replicas": {
             **{bound: getattr(model, f"replicas_{bound}") for bound in _REPLICAS},
             "wanted": model.target_replicas,

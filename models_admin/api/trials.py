@@ -9,8 +9,9 @@ from rest_framework.response import Response
 
 from models_admin.api.access import View, actor, answers, given_by
 from models_admin.api.forms import TryForm
+from models_admin.asking import Question
 from models_admin.clock import database_now
-from models_admin.trial import Question, Trial, try_model
+from models_admin.trial import Trial, try_model
 
 
 class TrialError(serializers.Serializer[Any]):

@@ -9,12 +9,14 @@ from models_admin.models.audit import (
     AuditEntry,
 )
 from models_admin.models.configs import (
+    CHAT,
     NO_PRIORITY,
     STYLES,
     ModelConfig,
     ModelKind,
     PriorityStyle,
     Protocol,
+    ScoringEndpoint,
 )
 from models_admin.models.health import (
     ExternalHealth,
@@ -47,9 +49,15 @@ from models_admin.models.versions import (
     ModelLabel,
     ModelVersion,
 )
+from models_admin.models.windows import (
+    TunedWindow,
+    tuned_window,
+    window_of,
+)
 
 __all__ = [
     "ACTOR_LENGTH",
+    "CHAT",
     "MAX_POSITION",
     "MAX_RULE_BATCHES",
     "NO_PRIORITY",
@@ -71,7 +79,11 @@ __all__ = [
     "RebalanceDecision",
     "Rebalancing",
     "ReplicaSample",
+    "ScoringEndpoint",
     "TrafficRule",
+    "TunedWindow",
     "UtilizationSample",
     "health_of",
+    "tuned_window",
+    "window_of",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
 from django.db import models
 from django.db.models import F, Q
@@ -22,6 +23,19 @@ class Protocol(models.TextChoices):
 
     OIP = "oip"
     OPENAI = "openai"
+
+
+class ScoringEndpoint(models.TextChoices):
+    """By which endpoint of an OpenAI-compatible server pairs of query and text are scored."""
+
+    SCORE = "score", "/v1/score: vLLM"
+    RERANK = "rerank", "/rerank: vLLM, SGLang, llama.cpp, Infinity, Cohere, Jina"
+    TEI_RERANK = "tei_rerank", "/rerank of Text Embeddings Inference"
+    EMBEDDINGS = "embeddings", "/v1/embeddings: scores are cosines"
+
+
+CHAT: Final = "chat"
+"""What an OpenAI-compatible server is asked by where it scores no pairs."""
 
 
 class PriorityStyle(models.TextChoices):
@@ -46,6 +60,14 @@ class ModelConfig(models.Model):
     id = models.SlugField(primary_key=True, max_length=ID_LENGTH)
     kind = models.CharField(max_length=8, choices=ModelKind.choices)
     protocol = models.CharField(max_length=8, choices=Protocol.choices, default=Protocol.OIP)
+    endpoint = models.CharField(
+        max_length=10,
+        blank=True,
+        default="",
+        choices=ScoringEndpoint.choices,
+        help_text="By which endpoint an OpenAI-compatible server scores query and text; empty: it "
+        "is a chat model",
+    )
     model_name = models.CharField(max_length=256, help_text="Name that its server knows it by")
     version = models.CharField(
         max_length=VERSION_LENGTH,
@@ -113,6 +135,11 @@ class ModelConfig(models.Model):
     window = models.PositiveSmallIntegerField(
         default=16, help_text="Batches that a replica may hold, computing and queued"
     )
+    tunes_window = models.BooleanField(
+        default=True,
+        help_text="The window is where it begins, and becomes the smallest that keeps replicas "
+        "busy; else it stays as it is",
+    )
 
     pinned = models.BooleanField(
         default=False, help_text="The rebalancer leaves its replicas as they are"
@@ -150,6 +177,11 @@ class ModelConfig(models.Model):
                 condition=Q(first_version="", reported="")
                 | Q(kind=ModelKind.EXTERNAL) & ~Q(version=""),
                 name="model_reports",
+            ),
+            models.CheckConstraint(
+                condition=Q(endpoint="")
+                | Q(protocol=Protocol.OPENAI, endpoint__in=ScoringEndpoint.values),
+                name="model_endpoint",
             ),
             models.CheckConstraint(condition=Q(timeout_s__gt=0), name="model_timeout"),
             models.CheckConstraint(
@@ -189,10 +221,17 @@ class ModelConfig(models.Model):
         return self.pool.agent if self.pool else "local"
 
     @property
+    def rater_protocol(self) -> str:
+        """The protocol of the autoraters that can use it: `oip` for all that take rows."""
+        return Protocol.OIP if self.endpoint else self.protocol
+
+    @property
     def spoken_priority(self) -> str:
         """In whose direction its servers are told urgency, or that they are not."""
         if self.kind == ModelKind.HOSTED:
             return PriorityStyle.TRITON
+        if self.endpoint == ScoringEndpoint.TEI_RERANK:
+            return NO_PRIORITY
         usual = STYLES[self.protocol][0]
         return (self.priority_style or usual) if self.sends_priority else NO_PRIORITY
 
@@ -206,10 +245,10 @@ class ModelConfig(models.Model):
         """What raters are pinned to and the archive goes by.
 
         Of an external model it is the label alone, before and after the server first reports: when
-        it does must not matter. Any other version is added to it (no label holds a tab).
+        it does must not matter. Any other version is added to it (no label holds a tab), and so is
+        an endpoint that scores: by another one the same model scores otherwise.
         """
         if self.kind == ModelKind.HOSTED:
             return self.version
-        if self.version == self.first_version:
-            return self.version_label
-        return f"{self.version_label}\t{self.version}"
+        other = "" if self.version == self.first_version else self.version
+        return "\t".join([self.version_label, other, self.endpoint]).rstrip("\t")

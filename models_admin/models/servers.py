@@ -52,6 +52,10 @@ class ModelServer(models.Model):
     heartbeat_at = models.DateTimeField(null=True, help_text="When it last answered")
     busy_seconds = models.FloatField(default=0.0, help_text="Of this run")
     rows_total = models.BigIntegerField(default=0, help_text="Of this run")
+    # Rows of an agent that does not know the column count as they did before it.
+    tokens_total = models.BigIntegerField(
+        default=0, db_default=0, help_text="Of this run, padding left out"
+    )
     queue_rows = models.PositiveIntegerField(default=0)
 
     class Meta:

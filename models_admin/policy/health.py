@@ -133,10 +133,11 @@ def of_oip(server: Reply, model: Reply, metadata: Reply, *, name: str) -> Findin
     return _untold(model, asked="the model's readiness")
 
 
-def of_openai(models: Reply, health: Reply, *, name: str) -> Finding:
+def of_openai(models: Reply, health: Reply, *, name: str, scores: bool = False) -> Finding:
     """Return what an OpenAI-compatible server says: its list of models, and `/health` if it has it.
 
-    Hosted services have no `/health`; servers that one runs oneself load models behind it.
+    Hosted services have no `/health`; servers that one runs oneself load models behind it. Of
+    those that only score, some have no list of models.
     """
     if finding := _not_there(models, asked="/v1/models"):
         return finding
@@ -146,6 +147,8 @@ def of_openai(models: Reply, health: Reply, *, name: str) -> Finding:
         )
     if models.status == 429:
         return Finding(sign=Sign.GOOD, detail="it answers" + _busy(models))
+    if scores and models.status == 404 and health.status == 200:
+        return Finding(sign=Sign.GOOD, detail="/health is well; it has no list of models")
     if models.status != 200:
         return _untold(models, asked="/v1/models")
     listed = _names(models.body)

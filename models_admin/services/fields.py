@@ -9,6 +9,8 @@ class ModelFields(TypedDict, total=False):
 
     kind: str
     protocol: str
+    endpoint: str
+    """`chat` for none that scores."""
     url: str
     model_name: str
     api_key: str | None
@@ -29,6 +31,7 @@ class ModelFields(TypedDict, total=False):
     replicas_default: int
     replicas_max: int
     window: int
+    tunes_window: bool
     pinned: bool
 
 

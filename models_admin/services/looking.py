@@ -1,23 +1,36 @@
 """Looks at an external server when it is registered: does it answer as its protocol says?
 
-One small question, the model's metadata or the list of models. A server that is not up, is busy or
-refuses the key may be right all the same: that is a warning. Only what no such server can be is
-refused: a page instead of a document, a redirect. Nothing of what it says is repeated.
+One small question: the model's metadata, the list of models, or, where pairs are to be scored, one
+pair of two short words, by the code that executors call models with. A server that is not up, is
+busy or refuses the key may be right all the same: that is a warning. Only what no such server can
+be is refused: a page instead of a document, a redirect, a list without scores. Nothing of what it
+says is repeated.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
 
+from django.conf import settings
+from django.utils.module_loading import import_string
+
 from models_admin import probe
-from models_admin.directory import call_headers
+from models_admin.asking import Ask, Question
+from models_admin.directory import call_headers, external_endpoint
 from models_admin.models import ModelConfig, Protocol
 from models_admin.policy.health import version_of
 
 ANSWER_S: Final = 2.0
 _LONGEST_BYTES: Final = 1 << 20
 """Hosted services list hundreds of models."""
+_ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""From which a date in Retry-After is reckoned, for which nobody waits here."""
+_NO_SCORES: Final = frozenset(
+    {"bad_answer", "incomplete_response", "count_mismatch", "bad_index", "bad_type", "bad_shape"}
+)
+"""What comes of a pair where something else than a scoring endpoint answers."""
 _LATER: Final = "It is registered all the same, and looked at again every ten seconds."
 
 
@@ -26,7 +39,7 @@ class Seen:
     """What was seen of an external server; `wrong` and `warning` are for people, or ""."""
 
     version: str = ""
-    """What an OIP server names as the model's version, if one."""
+    """What the server names as the model's version, if one."""
     wrong: str = ""
     warning: str = ""
 
@@ -36,6 +49,8 @@ Look = Callable[[ModelConfig], Seen]
 
 def look(model: ModelConfig) -> Seen:
     """Ask the server of an external model once; takes ANSWER_S at most."""
+    if model.endpoint:
+        return _asked_to_score(model)
     if model.protocol == Protocol.OIP:
         asked = f"/v2/models/{quote(model.model_name, safe='')}"
         root = model.url.rstrip("/")
@@ -49,6 +64,23 @@ def look(model: ModelConfig) -> Seen:
         longest_bytes=_LONGEST_BYTES,
     )
     return _judged(model, asked, answer)
+
+
+def _asked_to_score(model: ModelConfig) -> Seen:
+    ask: Ask = import_string(settings.AIRS_MODEL_TRIAL)
+    question = Question(rows=[("tea", "tea")])
+    answer = ask(external_endpoint(model), question, min(ANSWER_S, model.timeout_s), _ANY_TIME)
+    if not answer.code:
+        return Seen(version=answer.version)
+    path = model.get_endpoint_display().partition(":")[0]
+    if answer.code == "redirect_not_followed":
+        return Seen(wrong=f"POST {path} redirects, which is not followed: give the address itself")
+    if answer.code in _NO_SCORES:
+        return Seen(
+            wrong=f"POST {path} is answered without one score for one pair ({answer.code}): no "
+            f"server of the endpoint {model.endpoint} stands there"
+        )
+    return _warned(f"a pair sent to {path} gets no score: {answer.code}")
 
 
 def _judged(model: ModelConfig, asked: str, answer: probe.Answer | None) -> Seen:

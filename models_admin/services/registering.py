@@ -10,6 +10,7 @@ from django.db import IntegrityError, transaction
 from models_admin import checkpoints, secrets, versions
 from models_admin.errors import Conflict
 from models_admin.models import (
+    CHAT,
     NO_PRIORITY,
     ModelConfig,
     ModelKind,
@@ -28,7 +29,7 @@ from models_admin.services.validation import find_problems
 Warn = Callable[[str], None]
 """Is told what a person should know of a model that is taken all the same."""
 _SERVED: Final = (
-    *("url", "protocol", "model_name", "version_label"),
+    *("url", "protocol", "endpoint", "model_name", "version_label"),
     *("pool_id", "loader", "checkpoint", "serving"),
 )
 """A change of these may mean that another version is served."""
@@ -195,6 +196,8 @@ def _assign(model: ModelConfig, fields: ModelFields) -> ModelConfig:
         elif name == "headers":
             sent = fields["headers"] or {}
             model.headers = {header: secrets.seal(secret) for header, secret in sent.items()}
+        elif name == "endpoint":
+            model.endpoint = "" if fields["endpoint"] == CHAT else fields["endpoint"]
         elif name == "url":
             model.url = fields["url"].rstrip("/")
         elif name == "priority_style":

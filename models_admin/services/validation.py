@@ -10,6 +10,7 @@ from django.conf import settings
 from models_admin import checkpoints, secrets, serving
 from models_admin.errors import CheckpointRefused
 from models_admin.models import (
+    CHAT,
     NO_PRIORITY,
     STYLES,
     VERSION_LENGTH,
@@ -17,6 +18,7 @@ from models_admin.models import (
     ModelConfig,
     ModelKind,
     Protocol,
+    ScoringEndpoint,
 )
 from models_admin.services.fields import ModelFields
 from models_admin.services.problems import ID, Problem, bad_id, one_of, out_of_range
@@ -39,7 +41,7 @@ _OUR_HEADERS: Final = frozenset(
     {"connection", "content-length", "content-type", "expect", "host", "transfer-encoding"}
 )
 _ONLY_EXTERNAL: Final = (
-    *("url", "api_key", "headers", "version", "version_label", "priority_style"),
+    *("url", "endpoint", "api_key", "headers", "version", "version_label", "priority_style"),
 )
 _ONLY_HOSTED: Final = ("pool", "loader", "checkpoint", "serving", "pinned")
 
@@ -140,7 +142,15 @@ def _pool_problems(model: ModelConfig) -> list[Problem]:
 
 def _external_problems(model: ModelConfig, fields: ModelFields) -> list[Problem]:
     problems = _foreign(fields, _ONLY_HOSTED, "is of hosted models only")
+    if model.endpoint and model.protocol != Protocol.OPENAI:
+        only = "is of models of the protocol openai only; leave it out, or send chat"
+        problems.append(Problem(field="endpoint", code="not_allowed", detail=only))
+    elif model.endpoint and model.endpoint not in ScoringEndpoint.values:
+        known = one_of([CHAT, *ScoringEndpoint.values])
+        problems.append(Problem(field="endpoint", code="bad_choice", detail=known))
     styles = STYLES.get(model.protocol, ())
+    if model.endpoint == ScoringEndpoint.TEI_RERANK:
+        styles = ()
     if model.priority_style and model.priority_style not in styles:
         known = one_of([NO_PRIORITY, *styles])
         problems.append(Problem(field="priority_style", code="bad_choice", detail=f"here {known}"))

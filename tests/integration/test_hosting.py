@@ -60,7 +60,7 @@ class TestAgent:
 
         assert lives(row.pid)
         assert (row.version, row.starts, row.failures) == ("stub-0", 1, 0)
-        assert (row.busy_seconds, row.rows_total) == (1.5, 7)
+        assert (row.busy_seconds, row.rows_total, row.tokens_total) == (1.5, 7, 99)
         (replica,) = directory.replicas(host.clock.now())
         assert (replica.address, replica.window, replica.version) == (row.address, 9, "stub-0")
         model.refresh_from_db()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from pytest_django import Settings
 
-from models_admin import external, services, traffic_rules
+from models_admin import external, services, traffic_rules, window_tuning
 from models_admin.checking import Checked, Target
 from models_admin.directory import directory
 from models_admin.errors import ModelsAdminError
@@ -21,26 +22,37 @@ from models_admin.models import (
     ExternalHealth,
     ModelConfig,
     ModelLabel,
+    ModelServer,
     ModelVersion,
     TrafficRule,
+    TunedWindow,
 )
 from models_admin.policy.health import Finding, Sign
+from models_admin.policy.replicas import ServerState
 from models_admin.services.looking import Seen
+from tests import demand_source
 from tests.chaos.fail_points import FailPoints, watched
+from tests.demand_source import HELD, SOURCE, Work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
-TABLES = (*(AcceleratorPool, ModelConfig, ModelVersion, ModelLabel, TrafficRule, ExternalHealth),)
+TABLES = (
+    *(AcceleratorPool, ModelConfig, ModelVersion, ModelLabel, TrafficRule, ExternalHealth),
+    TunedWindow,
+)
 READS = ("SELECT", "SAVEPOINT", "RELEASE", "return")
 HOSTED: Any = {"kind": "hosted", "checkpoint": "tiny:0", "replicas_max": 3}
 EXTERNAL: Any = {"kind": "external", "url": "http://127.0.0.1:9", "model_name": "m"}
 
 
 @pytest.fixture(autouse=True)
-def _connections() -> Iterator[None]:
+def _signals(settings: Settings) -> Iterator[None]:
+    settings.AIRS_DEMAND, settings.AIRS_HELD = demand_source.NAME, demand_source.HELD_NAME
     yield
+    SOURCE.reset()
+    HELD.clear()
     connection.close()
 
 
@@ -77,6 +89,24 @@ def replaced() -> None:
     ModelVersion.objects.filter(checkpoint="tiny:0").update(state="retiring")
     (serves,) = ModelVersion.objects.filter(checkpoint="tiny:1")
     ModelConfig.objects.update(version=serves.version)
+
+
+def full() -> None:
+    """Its window was full when it was last looked at, and is now."""
+    started()
+    server = ModelServer.objects.create(
+        model_id="mini",
+        agent="local",
+        ordinal=0,
+        state=ServerState.READY,
+        address="http://x",
+        ready_at=NOW,
+        heartbeat_at=NOW,
+    )
+    SOURCE.works = [Work(model_id="mini", other_s=3600.0)]
+    HELD[server.key] = 16
+    window_tuning.run_once(NOW)
+    ModelServer.objects.update(heartbeat_at=LATER, busy_seconds=60.0, tokens_total=1_000)
 
 
 def outside() -> None:
@@ -148,6 +178,7 @@ ACTS = {
     "check externals": Act(
         ground=outside, do=lambda: external.run_once(LATER, check=found), entries=0
     ),
+    "tune windows": Act(ground=full, do=lambda: window_tuning.run_once(LATER), entries=0),
     "create a rule": Act(
         ground=nothing, do=lambda: traffic_rules.create({"name": "rule", "block": True})
     ),
@@ -160,7 +191,7 @@ ACTS = {
 
 def rows() -> list[Any]:
     """Return all that models are, by table; keys that the database counted left out."""
-    counted = ("id", "first_version_id")
+    counted = ("id", "first_version_id", "seen")
     found = []
     for table in TABLES:
         has_own_key = table in (AcceleratorPool, ModelConfig)

@@ -464,8 +464,8 @@ def test_settings_change_and_the_rest_stays(api: Call) -> None:
     status, after = api("PATCH", "models/mini", {"window": 4, "replicas": {"max": 3}})
 
     assert status == 200
-    assert (after["window"], after["replicas"]["max"]) == (4, 3)
-    same = before.keys() - {"window", "replicas", "updated_at"}
+    assert (after["window"], after["window_now"], after["replicas"]["max"]) == (4, 4, 3)
+    same = before.keys() - {"window", "window_now", "replicas", "updated_at"}
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
 
 

@@ -11,9 +11,9 @@ from django.test import Client
 
 from fulfillment import tokens
 from models_admin import services, trial
+from models_admin.asking import Question
 from models_admin.models import AuditEntry, ModelServer
 from models_admin.policy.replicas import ServerState
-from models_admin.trial import Question
 from tests.fakes import Step, instant_oip, refusal, scripted, stub_score
 
 pytestmark = pytest.mark.django_db

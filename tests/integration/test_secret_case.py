@@ -21,8 +21,8 @@ from pytest_django import Settings
 
 from fulfillment.management.commands.dispatch import Publisher
 from fulfillment.models import Rater
+from models_admin.asking import Answer, Question
 from models_admin.directory import EndpointData
-from models_admin.trial import Answer, Question
 from tests.collected_cases import case, load, rows, stub
 from tests.judge_stage import TEMPLATE, Judge, judging
 

@@ -477,6 +477,8 @@ def test_an_external_model_is_registered_with_a_key_that_nobody_sees(
         "https://x.example",
         "--protocol",
         "openai",
+        "--endpoint",
+        "rerank",
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("sk-qa-0123456789abcdef\n"))
 
@@ -486,6 +488,7 @@ def test_an_external_model_is_registered_with_a_key_that_nobody_sees(
     document = json.loads(sent.beginning)
     assert document["api_key"] == "sk-qa-0123456789abcdef"
     assert (document["kind"], document["url"]) == ("external", "https://x.example")
+    assert (document["protocol"], document["endpoint"]) == ("openai", "rerank")
     assert ended.err == "warning: Nobody answers.\n"
     assert airs(*external, "--key", "sk-qa-0123456789abcdef").code == 2
     assert airs(*external, "--key", "env:KEY").code == 0

@@ -39,11 +39,7 @@ def read_answer(
     named = document.get("model_version")
     version = kept_version(named) if isinstance(named, str) else ""
     if expected_version and version != expected_version:
-        return Verdict(
-            outcome=CallOutcome.WRONG_VERSION,
-            code="wrong_version" if version else "version_missing",
-            detail=f"version {version!r} answered, {expected_version!r} was asked",
-        )
+        return other_version(version, expected_version)
     echoed = document.get("id")
     if echoed is not None and echoed != request_id:
         return unusable("wrong_id", "the answer belongs to another request")
@@ -147,6 +143,15 @@ def _column(tensor: Mapping[str, Any], *, rows: int) -> list[float] | Verdict:
 
 def _one_a_row(shape: Any, rows: int) -> bool:
     return isinstance(shape, list) and shape == [rows] + [1] * (len(shape) - 1)
+
+
+def other_version(version: str, expected: str) -> Verdict:
+    """Return the verdict on an answer of another version; "" for one that names none."""
+    return Verdict(
+        outcome=CallOutcome.WRONG_VERSION,
+        code="wrong_version" if version else "version_missing",
+        detail=f"version {version!r} answered, {expected!r} was asked",
+    )
 
 
 def unusable(code: str, detail: str) -> Verdict:

@@ -15,10 +15,11 @@ from workers.model_client.answers import (
     error_in_200,
     error_text,
     kept_version,
+    other_version,
     parse,
     unusable,
 )
-from workers.model_client.outcomes import CallOutcome, Verdict
+from workers.model_client.outcomes import Verdict
 
 VLLM = "vllm"
 _PRIORITIES: Mapping[str, Callable[[int], int]] = {VLLM: vllm_priority, "sglang": sglang_priority}
@@ -47,11 +48,7 @@ def read_chat(body: bytes, *, call: ChatCall, expected_version: str) -> ChatAnsw
         return error_in_200(error_text(body), rows=1)
     version = reported_version(document)
     if expected_version and version != expected_version:
-        return Verdict(
-            outcome=CallOutcome.WRONG_VERSION,
-            code="wrong_version" if version else "version_missing",
-            detail=f"version {version!r} answered, {expected_version!r} was asked",
-        )
+        return other_version(version, expected_version)
     choices = document.get("choices")
     if not isinstance(choices, list) or not choices:
         return unusable("incomplete_response", "no list of choices")

@@ -1,4 +1,4 @@
-"""Calls models, by OIP or by OpenAI-compatible chat, and turns whatever they do into an outcome.
+"""Calls models, by OIP or OpenAI-compatible, and turns whatever they do into an outcome.
 
 A call has a limit on its whole time, not on each read, and one on the size of its answer. What is
 tried again, when and in which parts is the Rating Generator's business.
@@ -23,6 +23,7 @@ from yarl import URL
 
 from fulfillment.retry_after import parse_retry_after
 from workers.autoraters.protocol import ChatAnswer, ChatCall, OipAnswer, OipCall
+from workers.model_client import pairs
 from workers.model_client.answers import error_text, read_answer
 from workers.model_client.chat import VLLM, chat_body, chat_priority, read_chat
 from workers.model_client.endpoint import Endpoint, InvalidEndpoint, Target, target_of
@@ -98,9 +99,16 @@ class ModelClient:
         """Send the call and return what came of it; nothing a server does raises.
 
         The limit is the smaller of `timeout_s` and the endpoint's own. With `expected_version` an
-        answer that names another version, or none, is refused.
+        answer that names another version, or none, is refused. An endpoint with `scoring` is asked
+        in its own way, one request after the other where the call needs several.
         """
         limit_s = min(timeout_s, endpoint.timeout_s)
+
+        async def ask_for_pairs(target: Target) -> OipAnswer | Verdict:
+            told = chat_priority(priority, endpoint.style(VLLM))
+            return await self._scored(
+                target, endpoint, call, rows=rows, told=told, expected_version=expected_version
+            )
 
         async def ask(target: Target) -> OipAnswer | Verdict:
             request_id = f"{next(self._ids):x}"
@@ -120,7 +128,7 @@ class ModelClient:
                 expected_version=expected_version,
             )
 
-        return await self._timed(endpoint, limit_s, ask)
+        return await self._timed(endpoint, limit_s, ask_for_pairs if endpoint.scoring else ask)
 
     async def chat(
         self,
@@ -166,6 +174,44 @@ class ModelClient:
     async def close(self) -> None:
         """Close all connections; calls still running end as lost."""
         await self._wire.close()
+
+    async def _scored(
+        self,
+        target: Target,
+        endpoint: Endpoint,
+        call: OipCall,
+        *,
+        rows: int,
+        told: int | None,
+        expected_version: str,
+    ) -> OipAnswer | Verdict:
+        """Return the score of each row, from as many requests as the endpoint needs for them."""
+        if refused := pairs.unsupported(call, endpoint=endpoint.scoring):
+            return refused
+        scores, version = [0.0] * rows, expected_version
+        for request in pairs.requests_of(
+            call, endpoint=endpoint.scoring, model_name=endpoint.model_name, priority=told
+        ):
+            try:
+                body = pairs.body_of(request)
+            except orjson.JSONEncodeError:
+                return row_fault("invalid_request", rows=rows)
+            reply = await self._wire.post(target.pairs[endpoint.scoring], target, body)
+            if isinstance(reply, Verdict) or reply.status != 200:
+                return await self._refusal(target, reply, rows=rows)
+            found = pairs.read_scores(
+                reply.body,
+                request,
+                endpoint=endpoint.scoring,
+                rows=rows,
+                expected_version=version,
+            )
+            if isinstance(found, Verdict):
+                return found
+            version = found.version  # one call is answered by one version
+            for row, score in zip(request.rows, found.scores, strict=True):
+                scores[row] = score
+        return OipAnswer(outputs={"score": scores}, model_version=version, notes=call.notes)
 
     async def _timed(
         self, endpoint: Endpoint, limit_s: float, ask: Callable[[Target], Awaitable[A | Verdict]]

@@ -15,6 +15,15 @@ from urllib.parse import quote, quote_plus
 from multidict import CIMultiDict
 from yarl import URL
 
+PATHS: Mapping[str, str] = {
+    "score": "/v1/score",
+    "rerank": "/rerank",
+    "tei_rerank": "/rerank",
+    "embeddings": "/v1/embeddings",
+}
+"""Where OpenAI-compatible servers score pairs. Of rerank servers all makers agree on the last part
+only: what is before it belongs to the server's address."""
+
 DETAIL_LIMIT = 1_000
 SHORTEST_SECRET = 6
 """Shorter header values are words like `1` or `true`: blotting them out would garble every text."""
@@ -33,7 +42,7 @@ FORBIDDEN_IN_HEADER = re.compile(r"[\x00\r\n]")
 class Endpoint:
     """One model behind one address; `url` is the server's base, without `/v2/...`.
 
-    Of a chat server the base may end in `/v1`, as its makers like to write it.
+    Of an OpenAI-compatible server the base may end in `/v1`, as their makers like to write it.
     """
 
     url: str
@@ -44,6 +53,9 @@ class Endpoint:
     """Whether the server is told how urgent a call is."""
     priority_style: str = ""
     """In whose direction: `triton`, `vllm`, `sglang`; "" for what is usual for the protocol."""
+    scoring: str = ""
+    """By which endpoint of an OpenAI-compatible server pairs are scored (one of PATHS); "" for
+    servers of the Open Inference Protocol and of chat models."""
 
     def style(self, usual: str) -> str:
         """Return in whose direction the server is told urgency, "" where it is not told."""
@@ -64,6 +76,8 @@ class Target:
     host: str
     infer: URL
     chat: URL
+    pairs: Mapping[str, URL]
+    """Where pairs are scored, by the endpoint's name."""
     model: URL
     ready: URL
     headers: CIMultiDict[str]
@@ -97,10 +111,15 @@ def target_of(endpoint: Endpoint) -> Target:
     plain = base.with_user(None)
     root = plain.raw_path.rstrip("/")
     model = f"{root}/v2/models/{quote(endpoint.model_name, safe='')}"
+    openai = root.removesuffix("/v1")
     return Target(
         host=host_of(endpoint.url),
         infer=_at(plain, f"{model}/infer"),
-        chat=_at(plain, f"{root.removesuffix('/v1')}/v1/chat/completions"),
+        chat=_at(plain, f"{openai}/v1/chat/completions"),
+        pairs={
+            name: _at(plain, (openai if path.startswith("/v1") else root) + path)
+            for name, path in PATHS.items()
+        },
         model=_at(plain, model),
         ready=_at(plain, f"{root}/v2/health/ready"),
         headers=headers,

@@ -45,7 +45,8 @@ CONTEXT_LENGTH = re.compile(
     r"context[ _-]?(?:length|window|size)|string_above_max_length|max_model_len"
     r"|maximum (?:model|sequence|input|prompt) length|maximum number of (?:input )?tokens(?! per)"
     r"|(?:input|prompt|sequence|text) (?:is|was) too long|too many (?:input )?tokens in"
-    r"|longer than the (?:specified )?maximum (?:model |sequence )?length",
+    r"|longer than the (?:specified )?maximum (?:model |sequence )?length"
+    r"|input (?:\(\d+ tokens\) )?is too large to process|must have less than \d+ tokens",
     re.IGNORECASE,
 )
 """How servers say that a row has more tokens than the model takes; they differ in the status."""
