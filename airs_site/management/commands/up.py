@@ -149,8 +149,7 @@ def processes(home: Path, env: Mapping[str, str], *, with_flower: bool) -> Itera
     if with_flower:
         # It keeps nothing, and hangs on any gentler signal while a thread of its waits for events.
         yield of_workers(name="flower", argv=_flower(home), stop_signal=signal.SIGKILL)
-    scheduler = "django_celery_beat.schedulers:DatabaseScheduler"
-    yield of_sources(name="beat", argv=_celery("beat", "-S", scheduler, "--pidfile="))
+    yield of_sources(name="beat", argv=_celery("beat", "--pidfile="))
     for number in (1, 2):
         yield of_sources(name=f"dispatcher-{number}", argv=_manage("dispatch"))
     few_arenas = {"MALLOC_ARENA_MAX": _WEB_ARENAS, **env}
