@@ -82,7 +82,7 @@ def served() -> dict[str, Served]:
                 model.replicas_default if model.kind == ModelKind.HOSTED else model.max_concurrency,
             ),
             least=model.replicas_min if model.kind == ModelKind.HOSTED else 0,
-            call_is_item=model.protocol == Protocol.OPENAI,
+            call_is_item=model.rater_protocol == Protocol.OPENAI,
         )
         for model in ModelConfig.objects.all()
     }

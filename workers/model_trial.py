@@ -7,8 +7,8 @@ import asyncio
 from datetime import datetime
 from typing import Any, Final
 
+from models_admin.asking import Answer, Question
 from models_admin.directory import EndpointData
-from models_admin.trial import Answer, Question
 from workers.autoraters.protocol import ChatAnswer, ChatCall, OipAnswer, OipCall
 from workers.autoraters.query_text_call import tokens_cut
 from workers.model_client import CallResult, Endpoint, ModelClient
@@ -46,6 +46,7 @@ async def _ask(
         timeout_s=endpoint.timeout_s,
         sends_priority=endpoint.sends_priority,
         priority_style=endpoint.priority_style,
+        scoring=endpoint.scoring,
     )
     try:
         if question.message:

@@ -45,6 +45,8 @@ class EndpointData(Protocol):
     sends_priority: bool
     priority_style: str
     """In whose direction urgency is told; "" for what is usual for the protocol."""
+    scoring: str
+    """By which endpoint of an OpenAI-compatible server rows are scored; "" for all others."""
     managed: bool
     version: str
     """What its answers call themselves; "" when an external server has not said yet."""
