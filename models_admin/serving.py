@@ -84,6 +84,8 @@ OPTIONS: Final[Mapping[str, Between | OneOf | Rising]] = {
     ),
 }
 _DEFAULT_MAX_QUEUE: Final = 2_048
+_USUAL_HEADROOM: Final = 4
+"""Of max_queue, the part that servers keep for urgent calls if they are told nothing."""
 
 
 def problems(serving: Any) -> list[str]:
@@ -102,6 +104,13 @@ def problems(serving: Any) -> list[str]:
     if not found and serving.get("headroom", 0) >= most:
         found.append(f"headroom is smaller than max_queue, which is {most}: lower it")
     return found
+
+
+def room(serving: Mapping[str, Any]) -> int:
+    """Return the rows that a server holds before it refuses any call, however little urgent."""
+    most = serving.get("max_queue", _DEFAULT_MAX_QUEUE)
+    rows: int = most - serving.get("headroom", most // _USUAL_HEADROOM)
+    return rows
 
 
 def described() -> str:

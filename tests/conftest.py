@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import logging
+import os
 import sys
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import settings
 # The machine decides how long an example takes, not the code under test.
 settings.register_profile("airs", deadline=None)
 settings.load_profile("airs")
+
+# Measuring takes 13 s at each first start of a real model, and every stack is a first one.
+os.environ.setdefault("AIRS_MODEL_TUNED", "off")
 
 # One line a request of the test client would bury what a failing test says.
 logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -52,6 +52,6 @@ def load(argument: str, lengths: tuple[int, ...] = (), loader: str = "bert_encod
         sha256=None,
         version=None,
         loader_name=loader,
-        options=Options(lengths=lengths),
+        options=Options(lengths=lengths, tuned="off"),
         stopping=lambda: False,
     )

@@ -13,6 +13,7 @@ from workers.model_server.loader import Rows, Signature
 from workers.model_server.reader import Ids, TextReader
 from workers.model_server.scheduler import Shaping
 from workers.model_server.serving import Serving
+from workers.model_server.warm_up import Chosen
 
 WIDTH = 4
 
@@ -68,6 +69,7 @@ class GatedModel:
     size: str = "gated"
     max_tokens: int = 32
     serving: Serving = SERVING
+    chosen: Chosen = field(default_factory=lambda: Chosen(serving=SERVING, reason="a test's"))
     signature: Signature = field(default_factory=lambda: bert.BertEncoder().signature(WIDTH))
     reader: TextReader = field(
         default_factory=lambda: TextReader(arrays.character_tokenizer(), max_tokens=32)

@@ -10,11 +10,12 @@ from tests.model_server.conftest import REAL_SHA256
 from tests.model_server.derive_vectors import DIMENSIONS_KEPT, VECTORS
 from workers.model_server import device, loader
 from workers.model_server.bert.sizes import SIZES
-from workers.model_server.device import LoadedModel, WarmupStopped
+from workers.model_server.device import LoadedModel
 from workers.model_server.files import CheckpointRefused, Memory
 from workers.model_server.headers import weights_digest
 from workers.model_server.reader import Ids, Tokens
 from workers.model_server.scheduler import step_for
+from workers.model_server.warm_up import WarmupStopped
 
 WIDTH = SIZES["tiny"].width
 EXPECTED = json.loads(VECTORS.read_text(encoding="utf-8"))

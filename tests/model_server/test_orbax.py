@@ -20,7 +20,13 @@ from models_admin import checkpoints
 from models_admin.errors import CheckpointRefused as Refused
 from workers.model_server import loader
 from workers.model_server.arrays import Tensors, read_tensors
-from workers.model_server.files import ORBAX, WEIGHTS, CheckpointRefused, Folder
+from workers.model_server.files import (
+    LONGEST_JSON_BYTES,
+    ORBAX,
+    WEIGHTS,
+    CheckpointRefused,
+    Folder,
+)
 from workers.model_server.headers import weights_digest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -188,6 +194,39 @@ def test_arrays_that_claim_to_be_huge_are_not_made(tmp_path: Path, huge: list[st
 
     assert found.code == "checkpoint_unreadable"
     assert "far larger" in found.detail
+
+
+def test_an_array_of_countless_chunks_is_not_read(tmp_path: Path) -> None:
+    """Each takes memory and time, those too that are not there and stand for zeros."""
+    write(tmp_path / "root" / "good", nested(weights()), use_ocdbt=False)
+    about = tmp_path / "root" / "good" / ORBAX / NORM / ".zarray"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"shape": [1 << 19], "chunks": [1]}))
+
+    found = refusal(tmp_path / "root" / "good")
+
+    assert (found.code, "far larger" in found.detail) == ("checkpoint_unreadable", True)
+
+
+def test_what_names_arrays_is_no_longer_than_other_documents(folder: Path) -> None:
+    with (folder / ORBAX / "_METADATA").open("ab") as file:
+        file.write(b" " * LONGEST_JSON_BYTES)
+    assert refusal(folder).code == "checkpoint_unreadable"
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"one\ntwo"])
+def test_a_name_that_cannot_be_told_is_refused(folder: Path, name: bytes) -> None:
+    Path(os.fsdecode(os.fsencode(folder / ORBAX) + b"/" + name)).write_bytes(b"x")
+    assert refusal(folder).code == "checkpoint_unreadable"
+    assert refusal(folder).detail.isprintable()
+
+
+def test_the_version_is_that_of_the_files_that_were_read(folder: Path) -> None:
+    found, before = files(folder), weights_digest(files(folder))
+    ENCODER.check(found)
+    (folder / ORBAX / "later").write_bytes(b"x")
+
+    assert weights_digest(found) == before
+    assert weights_digest(files(folder)) != before
 
 
 @pytest.mark.parametrize(

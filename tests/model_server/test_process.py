@@ -19,6 +19,7 @@ import pytest
 from models_admin import checkpoints
 from tests.model_server.conftest import REAL, REAL_LENGTHS, REAL_SHA256
 from tests.model_server.derive_vectors import VECTORS
+from workers.model_server.kept_figures import FOLDER
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
@@ -72,7 +73,8 @@ def running(argv: Sequence[str]) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def served(compilations: Path) -> Iterator[dict[str, Any]]:
     """A server of the tiny model that several tests share; what it said when it was ready."""
-    with running(command("--cache-dir", compilations, "--max-queue", 5000)) as server:
+    options = ("--cache-dir", compilations, "--max-queue", 5000, "--tuned", "auto")
+    with running(command(*options)) as server:
         yield server.ready()
         assert server.end() == 0
 
@@ -134,6 +136,19 @@ def test_ready_says_where_and_what(served: dict[str, Any]) -> None:
         "size": "tiny",
         "max_tokens": 64,
     }
+
+
+def test_the_choice_of_figures_is_told_and_kept(served: dict[str, Any], compilations: Path) -> None:
+    async def asked() -> Any:
+        async with aiohttp.ClientSession() as session:
+            return await get(session, f"{served['url']}/v2/models/m/stats")
+
+    _, stats = asyncio.run(asked())
+    kept = [json.loads(path.read_text()) for path in (compilations / FOLDER).glob("*.json")]
+
+    told = dict(stats["figures"])
+    reason = told.pop("reason").removesuffix(" (kept from an earlier start)")
+    assert (told, reason) in [(each["figures"], each["reason"]) for each in kept]
 
 
 def test_a_score_does_not_depend_on_the_rows_beside_it(served: dict[str, Any]) -> None:

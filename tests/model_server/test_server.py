@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.model_server.gated import GatedModel, vector
+from tests.model_server.gated import SERVING, GatedModel, vector
 from workers.model_server.scheduler import Room
 from workers.model_server.server import ModelServer
 
@@ -423,6 +423,15 @@ def test_nothing_is_a_ratio_of_nothing() -> None:
 
         assert (stats["batch_fill"], stats["padding_waste"]) == (None, None)
         assert (await metrics(bench))["airs_model_queue_wait_seconds_sum", ""] == 0
+
+    trial(scenario)
+
+
+def test_stats_tell_which_figures_serve_and_why() -> None:
+    async def scenario(bench: Bench) -> None:
+        stats = (await bench.get("/v2/models/m/stats")).body
+
+        assert stats["figures"] == {**SERVING.figures, "reason": "a test's"}
 
     trial(scenario)
 

@@ -15,6 +15,7 @@ GOOD = {
     "lanes": 2,
     "lengths": [32, 64],
     "max_queue": 512,
+    "tuned": "off",
 }
 
 
@@ -42,6 +43,7 @@ def test_each_option_is_a_flag_that_the_server_knows() -> None:
         ("lengths", [4]),
         ("lengths", [32, "64"]),
         ("max_queue", 1.5),
+        ("tuned", "no"),
     ],
 )
 def test_a_bad_value_is_named_with_what_the_option_takes(name: str, value: Any) -> None:

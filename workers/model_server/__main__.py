@@ -92,6 +92,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="padded tokens of a device batch on each device; default: the device's table",
     )
     add("--lanes", type=positive, help="batches on the devices at a time")
+    add(
+        "--tuned",
+        choices=("auto", "off"),
+        default=os.environ.get("AIRS_MODEL_TUNED", "auto"),
+        help="auto: what pays on this machine is measured at the first start; off: the table's",
+    )
     add("--cached-queries", type=natural, help="vectors of queries that are kept")
     add("--host", default="127.0.0.1")
     add("--port", type=int, help="0 takes a free one; needed unless --check is given")
@@ -135,6 +141,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
             batch_tokens=arguments.batch_tokens,
             lanes=arguments.lanes,
             cached_queries=arguments.cached_queries,
+            tuned=arguments.tuned,
         ),
         host=arguments.host,
         port=arguments.port or 0,

@@ -5,6 +5,8 @@ every compiled row count is a multiple of the number of devices.
 """
 
 import logging
+import os
+import platform as this_machine
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +21,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from workers.model_server import checkpoint, loader
 from workers.model_server.files import WEIGHTS, CheckpointRefused
 from workers.model_server.headers import weights_digest
-from workers.model_server.loader import Loaded, Rows, Signature
+from workers.model_server.kept_figures import FOLDER, KeptFigures
+from workers.model_server.loader import Loaded, Loader, Rows, Signature
 from workers.model_server.reader import Ids
 from workers.model_server.serving import SERVING, Options, Serving
+from workers.model_server.tuning import Machine
+from workers.model_server.warm_up import LIMIT_S, Chosen, WarmupStopped, warm_up
 
 logger = logging.getLogger(__name__)
 
 COMPILING_THREADS = 2
+MADE_UP_IDS = 64
+"""Rows of zeros may be computed faster than others. Every vocabulary has so many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +49,7 @@ class LoadedModel:
     read: Callable[[Mapping[str, Sequence[str]]], Rows]
     combine: Callable[[Rows, np.ndarray, np.ndarray], dict[str, np.ndarray]]
     device: "Device"
-
-
-class WarmupStopped(Exception):
-    """The process was told to end before the model was ready."""
+    chosen: Chosen
 
 
 def load(
@@ -58,8 +62,12 @@ def load(
     options: Options = Options(),  # noqa: B008 - frozen
     stopping: Callable[[], bool],
     only_smallest: bool = False,
+    tuning_limit_s: float = LIMIT_S,
 ) -> LoadedModel:
     """Read a checkpoint and compile every shape that will be served (or only the smallest).
+
+    Where JAX keeps what it compiles, figures that were chosen by measurement are kept, too; see
+    `warm_up`.
 
     Raises CheckpointRefused or WarmupStopped, and whatever the device raises.
     """
@@ -78,21 +86,71 @@ def load(
     if sha256 is not None and not weights_digest(files).startswith(sha256.lower()):
         raise CheckpointRefused("digest_mismatch", f"{WEIGHTS} has sha256 {weights_digest(files)}")
     name = checkpoint.digest(argument, architecture, files)
+    model_version = version or architecture.version(
+        name, contents, platform, options.dtype, options.lengths
+    )
     device = Device(loaded, serving)
-    device.compile(stopping, [serving.smallest] if only_smallest else None)
+    if only_smallest:
+        device.compile(stopping, [serving.smallest])
+        chosen = Chosen(serving=serving, reason="the table's: nothing is served")
+    else:
+        chosen = warm_up(
+            device,
+            serving,
+            options,
+            kept=_kept(name, architecture, platform, serving, options),
+            machine=Machine(platform=platform, cores=os.cpu_count() or 1),
+            stopping=stopping,
+            limit_s=tuning_limit_s,
+        )
     return LoadedModel(
-        version=version
-        or architecture.version(name, contents, platform, options.dtype, options.lengths),
+        version=model_version,
         loader=loader_name,
         size=contents.size,
         max_tokens=max_tokens,
         platform=platform,
-        serving=serving,
+        serving=chosen.serving,
         signature=loaded.signature,
         read=loaded.read,
         combine=loaded.combine,
         device=device,
+        chosen=chosen,
     )
+
+
+def _kept(
+    name: str, architecture: Loader, platform: str, table: Serving, options: Options
+) -> KeptFigures | None:
+    """Return the file of figures for what they depend on; None where JAX keeps nothing."""
+    directory = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if not directory:
+        return None
+    return KeptFigures(
+        Path(directory) / FOLDER,
+        {
+            "checkpoint": name,
+            "loader": architecture.revision,
+            "platform": platform,
+            "device": jax.local_devices()[0].device_kind,
+            "processor": _processor(),
+            "cores": os.cpu_count() or 1,
+            "jax": jax.__version__,
+            "dtype": table.dtype,
+            "steps": table.shaping.steps,
+            "devices": table.shaping.devices,
+            "table": table.figures,
+            "options": [options.batch_tokens, options.lanes],
+        },
+    )
+
+
+def _processor() -> str:
+    """Return what the processor calls itself; homes may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return this_machine.processor()
+    return next((line for line in lines if line.startswith("model name")), this_machine.machine())
 
 
 class Device:
@@ -118,8 +176,21 @@ class Device:
     ) -> None:
         """Compile shapes and run each once: a first run costs up to three times the second."""
         wanted = self._serving.shapes() if shapes is None else shapes
+        new = [shape for shape in wanted if shape not in self._compiled]
         with ThreadPoolExecutor(COMPILING_THREADS) as pool:
-            self._compiled = dict(pool.map(partial(self._compile_one, stopping), wanted))
+            self._compiled.update(pool.map(partial(self._compile_one, stopping), new))
+
+    def run(self, rows: int, step: int) -> None:
+        """Compute one full batch of made-up ids in a compiled shape, to see how long it takes."""
+        ids = np.arange(rows * step, dtype=np.int32).reshape(rows, step) % MADE_UP_IDS
+        lengths = np.full(rows, step, np.int32)
+        self._compiled[rows, step](self._parameters, ids, lengths).block_until_ready()
+
+    def adopt(self, serving: Serving) -> None:
+        """Serve with these figures; shapes that they do not need are forgotten."""
+        self._serving = serving
+        needed = set(serving.shapes())
+        self._compiled = {shape: c for shape, c in self._compiled.items() if shape in needed}
 
     def _compile_one(
         self, stopping: Callable[[], bool], shape: tuple[int, int]
@@ -137,10 +208,15 @@ class Device:
         # All calls are handed over before the first is waited for.
         started, begin = [], 0
         for rows in self._serving.calls(len(sequences), step):
-            ids, lengths = padded(sequences[begin : begin + rows], rows, step)
-            started.append(self._compiled[rows, step](self._parameters, ids, lengths))
+            started.append(self.start(sequences[begin : begin + rows], rows, step))
             begin += rows
         return np.concatenate([np.asarray(part) for part in started])[: len(sequences)]
+
+    def start(self, sequences: Sequence[Ids], rows: int, step: int) -> jax.Array:
+        """Hand over one call in a compiled shape; vectors (rows, width), those of padding last."""
+        ids, lengths = padded(sequences, rows, step)
+        vectors: jax.Array = self._compiled[rows, step](self._parameters, ids, lengths)
+        return vectors
 
 
 def padded(sequences: Sequence[Ids], rows: int, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from workers.model_server.loader import Rows, Signature
 from workers.model_server.meter import Meter
 from workers.model_server.protocol import InferRequest
 from workers.model_server.serving import Serving
+from workers.model_server.warm_up import Chosen
 
 
 class Model(Protocol):
@@ -36,6 +37,8 @@ class Model(Protocol):
     def combine(self) -> Callable[[Rows, np.ndarray, np.ndarray], dict[str, np.ndarray]]: ...
     @property
     def device(self) -> Embedder: ...
+    @property
+    def chosen(self) -> Chosen: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,7 @@ def account(
         "model_version": None if model is None else model.version,
         "devices": 0 if model is None else model.serving.shaping.devices,
         "lanes": lanes,
+        "figures": None if model is None else model.chosen.account,
         "busy_seconds": busy_s,
         "lane_seconds": lane_s,
         "uptime_seconds": uptime_s,
