@@ -139,15 +139,14 @@ def run_once(now: datetime, *, memory: Memory, directory: ModelDirectory, publis
     lined_up = partial(_line_up, rooms=rooms, fleet=fleet, sight=sight)
     ready = partial(_ready_of, lined_up=lined_up, rooms=rooms, memory=memory)
     memory.slots = total_slots
-    if messages.threads_left(memory.held.messages, total_slots) == 0:
-        # By model: whoever shares one with what leaves would lose its turns in it.
-        leaving = {
-            version.model_id
-            for version in served
-            if not rooms[version.version_id].can_wait
-            or not executors.can_wait(ready(version), rooms[version.version_id])
-        }
-        served = [version for version in served if version.model_id in leaving]
+    no_thread = messages.threads_left(memory.held.messages, total_slots) == 0
+    # By model: whoever shares one with what leaves would lose its turns in it.
+    leaving = {
+        version.model_id
+        for version in served
+        if not executors.can_wait(ready(version), rooms[version.version_id], no_thread=no_thread)
+    }
+    served = [version for version in served if version.model_id in leaving]
     wanted = {
         version.version_id: min(
             rooms[version.version_id].most,

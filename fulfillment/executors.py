@@ -40,17 +40,19 @@ def live(now: datetime) -> tuple[int, dict[str, set[str]]]:
     return sum(slots for slots, _ in rows), plugins
 
 
-def can_wait(ready: Mapping[PriorityClass, int], room: Room) -> bool:
-    """Say whether what is READY of a rater version may wait for a thread, batches by class.
-
-    Not what is urgent, or more urgent than all that is out: that would be served first.
-    """
-    waiting, out = _waiting(ready), room.most_urgent
+def can_wait(ready: Mapping[PriorityClass, int], room: Room, *, no_thread: bool) -> bool:
+    """Say whether what is READY of a rater version may wait, batches by class."""
+    highest = messages.highest_of(ready)
     return (
-        bool(waiting)
-        and waiting[0] is not PriorityClass.HIGH
-        and out is not None
-        and waiting[0] >= out
+        highest is not None
+        and room.can_wait
+        and messages.can_wait(
+            ready,
+            most_urgent_out=room.most_urgent,
+            free=room.batches(highest),
+            window=room.window,
+            no_thread=no_thread,
+        )
     )
 
 
@@ -70,7 +72,11 @@ def send(
     threads = messages.threads_left(held.messages, slots)
     for (step, urgent), sent in _by_step(claims, _waiting(left)).items():
         size = messages.batches_a_message(
-            room=room.most, batches=len(sent), urgent=urgent and len(sent) < 4, threads=threads
+            # Where replicas have work enough, what has waited for a quarter leaves as one.
+            room=room.window if room.can_wait else room.most,
+            batches=len(sent),
+            urgent=urgent and len(sent) < 4,
+            threads=threads,
         )
         for start in range(0, len(sent), size):
             message = sent[start : start + size]

@@ -6,7 +6,7 @@ sends is claimed together, as the dispatcher does it: of equal ratings the highe
 flight and goes to the emptiest replica, and what finds no place is READY again.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 from typing import Final
 
@@ -47,6 +47,20 @@ class KeptWorld(World):
     def room(self, rater: int, cls: PriorityClass) -> int:
         """Return how many batches of a class the rater's replicas may take."""
         return sum(max(0, self._free(replica, cls)) for replica in self.pool.serving(rater))
+
+    def loads(self, rater: int) -> Sequence[quota.ReplicaLoad]:
+        """Return what the rater's replicas hold of their windows."""
+        return [
+            quota.ReplicaLoad(
+                key=str(replica.number), version="", window=self.pool.window, held=replica.held
+            )
+            for replica in self.pool.serving(rater)
+        ]
+
+    def out(self, rater: int) -> Iterator[Batch]:
+        """Yield the batches that the rater's replicas hold."""
+        for replica in self.pool.serving(rater):
+            yield from _held(replica)
 
     def send(self, job: Job, priority_class: PriorityClass | None = None) -> bool:
         """Let the job's next batch be claimed when the pass is over; False if none is READY."""
@@ -107,10 +121,7 @@ class KeptWorld(World):
         """Return the places of a replica that are free for a class."""
         kept = 0
         if cls is not PriorityClass.HIGH:
-            held = [batch for _, _, batch in replica.queue]
-            if replica.running is not None:
-                held.append(replica.running)
-            high = sum(batch.priority_class is PriorityClass.HIGH for batch in held)
+            high = sum(batch.priority_class is PriorityClass.HIGH for batch in _held(replica))
             kept = quota.kept_for_high(self.pool.window, high)
         return self.pool.window - replica.held - kept
 
@@ -156,3 +167,9 @@ class KeptWorld(World):
             self._policy.changed(each.job)
             if news:
                 self._dirty[each.job.rater] = None
+
+
+def _held(replica: Replica) -> list[Batch]:
+    """Return the batches that a replica computes or has queued."""
+    queued = [batch for _, _, batch in replica.queue]
+    return queued if replica.running is None else [*queued, replica.running]

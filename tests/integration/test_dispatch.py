@@ -486,11 +486,49 @@ def test_what_is_not_urgent_waits_for_a_thread_and_leaves_in_one_message() -> No
     dispatcher, out = crowded()
     submit(names(9), batch_size=1)
 
-    end([out[0], out[2]])
+    end(out[:8:2])
     assert dispatcher.wake_and_run().sent == 0
     end([out[1]])
-    assert dispatcher.wake_and_run().sent == 3
-    assert [len(message.batches) for message in dispatcher.take_sent()] == [3]
+    assert dispatcher.wake_and_run().sent == 5
+    assert [len(message.batches) for message in dispatcher.take_sent()] == [5]
+
+
+def full_of_a_backlog(of: int = 30) -> tuple[Queue, Sequence[Batch]]:
+    """Return a dispatcher that has sent fourteen batches of so many, and those."""
+    boot(slots=16 * BATCHES_A_THREAD)
+    submit(names(of), batch_size=1)
+    dispatcher = queue()
+    assert dispatcher.run().sent == 14
+    dispatcher.take_sent()
+    return dispatcher, list(Batch.objects.filter(state=BatchState.LEASED).order_by("pk"))
+
+
+def test_a_backlog_waits_until_a_quarter_of_the_window_is_free_and_leaves_in_one_message() -> None:
+    dispatcher, out = full_of_a_backlog()
+
+    end(out[:3])
+    assert dispatcher.wake_and_run().sent == 0
+    end(out[3:4])
+    assert dispatcher.wake_and_run().sent == 4
+    assert [len(message.batches) for message in dispatcher.take_sent()] == [4]
+
+
+def test_the_end_of_a_backlog_waits_for_nothing() -> None:
+    dispatcher, out = full_of_a_backlog(of=16)
+
+    end(out[:1])
+    assert dispatcher.wake_and_run().sent == 0
+    end(out[1:2])
+    assert dispatcher.wake_and_run().sent == 2
+
+
+def test_urgent_work_waits_for_no_quarter_of_the_window() -> None:
+    dispatcher, out = full_of_a_backlog()
+    submit(names(5, "high"), batch_size=1, priority=90)
+
+    assert dispatcher.wake_and_run().sent == 2, "the places that are kept for it"
+    end(out[:1])
+    assert dispatcher.wake_and_run().sent == 1
 
 
 def test_urgent_work_waits_for_no_thread() -> None:

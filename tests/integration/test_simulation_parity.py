@@ -79,12 +79,20 @@ FLOOD = [
         for n in range(8)
     ),
 ]  # fmt: skip
+# Middle priority alone, and a deadline that is near for some of its time.
+EVENING = [
+    Work(at_s=1900.3, owner="ann", rater=1, ratings=[(30_000, 200)], priority_class=MIDDLE),
+    Work(
+        at_s=1900.9, owner="dee", rater=1, ratings=[(31_000, 250)], priority_class=MIDDLE,
+        deadline_s=600.7,
+    ),
+]  # fmt: skip
 DAY = Scenario(
     replicas=(3, 1),
     window=8,
     stored=[(150, 40)],
     bad=frozenset({7, 70, 205, 333}),
-    works=sorted([*SHARED, *URGENT, *LARGE, *FLOOD], key=lambda work: work.at_s),
+    works=sorted([*SHARED, *URGENT, *LARGE, *FLOOD, *EVENING], key=lambda work: work.at_s),
 )
 
 

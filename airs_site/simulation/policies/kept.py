@@ -12,9 +12,11 @@ The decisions are the same pure functions. What they are told here is what the s
 - All workflows of a rater are taken to cost the same.
 - A replica that may hold some batches keeps places for the highest class. What is served for its
   class's share goes to the replica before the class that it went before.
+- Where replicas have work enough, a backlog waits until a quarter of their places is free.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -26,7 +28,7 @@ from airs_site.simulation.policies.airs import Airs
 from airs_site.simulation.policies.deadlines import Deadlines
 from airs_site.simulation.policies.ordered import Ordered
 from airs_site.simulation.work import Job
-from fulfillment.policy import lines
+from fulfillment.policy import lines, messages, quota
 from fulfillment.policy.commitments import Demand
 from fulfillment.policy.priority import PriorityClass
 
@@ -61,10 +63,29 @@ class KeptAirs(Airs):
         """
         world = self._world
         assert isinstance(world, KeptWorld)
+        if self._can_wait(world, rater):
+            return
         while self._fill(world, rater):
             self._order.keep(kept=True)
         self._order.keep(kept=False)
         world.end_pass()
+
+    def _can_wait(self, world: KeptWorld, rater: int) -> bool:
+        ready = self._ready(rater)
+        highest = messages.highest_of(ready)
+        # What is out counts by what it is now, as the dispatcher counts it.
+        classes = {self._class(batch.job) for batch in world.out(rater)}
+        return (
+            highest is not None
+            and quota.can_wait(world.loads(rater))
+            and messages.can_wait(
+                ready,
+                most_urgent_out=min(classes, default=None),
+                free=world.room(rater, highest),
+                window=world.pool.window * world.pool.ready[rater],
+                no_thread=False,
+            )
+        )
 
     def _fill(self, world: KeptWorld, rater: int) -> bool:
         """Claim once; say whether some of it found no place."""
@@ -98,14 +119,19 @@ class KeptAirs(Airs):
             self._newcomer = newcomer
             super()._commit(rater, newcomer)
 
-    def _ready(self, rater: int) -> set[PriorityClass]:
-        """Return the classes in which something is READY."""
-        given_up = self._ordered.given_up
-        return {
-            PriorityClass.BEST_EFFORT if job.place in given_up else job.priority_class
-            for job in self._world.open[rater].values()
-            if job.unsent
-        }
+    def _ready(self, rater: int) -> Mapping[PriorityClass, int]:
+        """Return the batches that are READY, by class: of none where there are none."""
+        ready: Counter[PriorityClass] = Counter()
+        for job in self._world.open[rater].values():
+            if job.unsent:
+                assert isinstance(job, CutJob)
+                ready[self._class(job)] += len(job.ready)
+        return ready
+
+    def _class(self, job: Job) -> PriorityClass:
+        """Return the class that a job goes by now."""
+        is_given_up = job.place in self._ordered.given_up
+        return PriorityClass.BEST_EFFORT if is_given_up else job.priority_class
 
     def _demand(self, job: Job) -> Demand:
         if self._newcomer is None or self._newcomer is job:
