@@ -200,7 +200,9 @@ def test_an_array_of_countless_chunks_is_not_read(tmp_path: Path) -> None:
     """Each takes memory and time, those too that are not there and stand for zeros."""
     write(tmp_path / "root" / "good", nested(weights()), use_ocdbt=False)
     about = tmp_path / "root" / "good" / ORBAX / NORM / ".zarray"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"shape": [1 << 19], "chunks": [1]}))
+    about.write_text(
+        json.dumps(json.loads(about.read_text()) | {"shape": [1 << 19], "chunks": [1]})
+    )
 
     found = refusal(tmp_path / "root" / "good")
 
