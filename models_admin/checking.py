@@ -96,13 +96,26 @@ async def _find(session: aiohttp.ClientSession, target: Target, answer_s: float)
 
 def _redacted(finding: Finding, sent: Iterable[str]) -> Finding:
     """Return what was found without what we sent: a server may name its model by our key."""
-    secrets = {part for value in sent for part in (value, value.partition(" ")[2])}
-    long = sorted((s for s in secrets if len(s) >= SHORTEST_SECRET), key=len, reverse=True)
-    detail, version = finding.detail, finding.version
-    for secret in long:
+    secrets = _secrets(sent)
+    detail = finding.detail
+    for secret in secrets:
         detail = detail.replace(secret, "***")
-        version = "" if secret in version else version
-    return replace(finding, detail=detail, version=version)
+    return replace(finding, detail=detail, version=_without(secrets, finding.version))
+
+
+def unsaid(version: str, sent: Iterable[str]) -> str:
+    """Return what a server calls a model, "" where it repeats a header's value that we sent."""
+    return _without(_secrets(sent), version)
+
+
+def _without(secrets: Iterable[str], version: str) -> str:
+    return "" if any(secret in version for secret in secrets) else version
+
+
+def _secrets(sent: Iterable[str]) -> list[str]:
+    """Return what of the headers' values must not be repeated, the longest first."""
+    secrets = {part for value in sent for part in (value, value.partition(" ")[2])}
+    return sorted((s for s in secrets if len(s) >= SHORTEST_SECRET), key=len, reverse=True)
 
 
 async def _ask_for(session: aiohttp.ClientSession, target: Target, answer_s: float) -> Finding:
@@ -115,7 +128,9 @@ async def _ask_for(session: aiohttp.ClientSession, target: Target, answer_s: flo
         model = f"/v2/models/{quote(name, safe='')}"
         replies = await asyncio.gather(ask("/v2/health/ready"), ask(f"{model}/ready"), ask(model))
         return of_oip(*replies, name=name)
-    root = root.removesuffix("/v1").removesuffix("/v2")
+    root = root.removesuffix("/v1")
+    if target.endpoint:  # behind /v2, hosted services rank; their models are listed behind /v1
+        root = root.removesuffix("/v2")
     models, health = await asyncio.gather(ask("/v1/models"), ask("/health"))
     return of_openai(models, health, name=name, scores=bool(target.endpoint))
 

@@ -10,14 +10,14 @@ All of a round is one transaction: killed anywhere, a minute is lost.
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connection, transaction
 
-from models_admin import demand
-from models_admin.demand import Silence
+from models_admin import demand, serving
+from models_admin.demand import Silence, VersionDemand
 from models_admin.directory import HEARTBEAT_LIMIT
 from models_admin.models import ModelConfig, ModelKind, ModelServer, TunedWindow, tuned_window
 from models_admin.policy.replicas import ServerState
@@ -49,10 +49,6 @@ def run_once(now: datetime) -> int:
     signal, held = demand.ask(now), demand.held(now)
     if isinstance(signal, Silence) or held is None:
         return 0
-    work_s = {
-        model_id: sum(each.other_s + sum(due.work_s for due in each.dues) for each in versions)
-        for model_id, versions in signal.of_models.items()
-    }
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [_LOCK])
         (is_alone,) = cursor.fetchone()
@@ -60,7 +56,14 @@ def run_once(now: datetime) -> int:
             return 0
         servers = _ready(now)
         return sum(
-            _look(model, servers[model.pk], work_s.get(model.pk, 0.0), held, now)
+            _look(
+                model,
+                # Others may have none of the work, or all: what they do is due to something else.
+                [each for each in servers[model.pk] if each.version == model.version],
+                _work_s(signal.of_models.get(model.pk, ()), model.version),
+                held,
+                now,
+            )
             for model in models.select_related("tuned_window").order_by("pk")
         )
 
@@ -73,6 +76,15 @@ def _ready(now: datetime) -> Mapping[str, Sequence[ModelServer]]:
     for server in live.order_by("ordinal"):
         found[server.model_id].append(server)
     return found
+
+
+def _work_s(versions: Iterable[VersionDemand], version: str) -> float:
+    """Return what there is to do for a version; "" is work for any."""
+    return sum(
+        each.other_s + sum(due.work_s for due in each.dues)
+        for each in versions
+        if each.version in ("", version)
+    )
 
 
 def _look(
@@ -96,7 +108,7 @@ def _look(
     measure = _measure(before, seen, now) if timedelta(0) < since <= MOST_APART else None
     row.seen, row.at = {key: list(each) for key, each in seen.items()}, now
     if measure is not None:
-        _tune(row, measure)
+        _tune(row, measure, fits=_fits(row.window, servers, serving.room(model.serving)))
     row.save()
     return measure is not None
 
@@ -145,13 +157,19 @@ def _measure(before: _Seen, after: _Seen, now: datetime) -> Measure | None:
     return Measure(busy=min(busy_s / lived_s, 1.0), pace=tokens / busy_s if busy_s else 0.0, at=now)
 
 
-def _tune(row: TunedWindow, measure: Measure) -> None:
+def _fits(window: int, servers: Sequence[ModelServer], rows: int) -> int | None:
+    """Return the window with which servers that hold so many rows refuse none; None for any."""
+    held = max((server.queue_rows for server in servers), default=0)
+    return window * rows // held if held else None
+
+
+def _tune(row: TunedWindow, measure: Measure, *, fits: int | None) -> None:
     measures = {
         int(window): Measure(busy=each[0], pace=each[1], at=datetime.fromisoformat(each[2]))
         for window, each in row.measures.items()
     }
     measures[row.window] = folded(measures.get(row.window), measure)
-    tuned = tune(row.window, measures, start=row.start, now=measure.at)
+    tuned = tune(row.window, measures, start=row.start, now=measure.at, fits=fits)
     if tuned.window != row.window:
         logger.info(
             "window tuned model=%s window=%d before=%d: %s",

@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 from fulfillment.leases import Taken
-from workers.autoraters import Autorater, ChatCall, Unusable
-from workers.model_client import CallResult, Endpoint, ModelClient
+from workers.autoraters import Autorater, ChatCall, OipCall, Unusable
+from workers.model_client import CallResult, Endpoint, ModelClient, pairs
 from workers.settling import expected_version
 from workers.work import CALL_LIMIT, SHORTEST_CALL_S, EndpointData, Trouble, Work, scored
 
@@ -82,8 +82,9 @@ class Caller:
         another one of its batch.
         """
         work = self.work
+        requests = _requests_in(call, self._endpoint)
         if work.taken.max_qps is not None:
-            await self._wait_for_turn(work.taken.max_qps)
+            await self._wait_for_turn(work.taken.max_qps, requests)
         if further or self._lease_age_s() > (FRESH_S if later else STALE_S):
             await self.extend()
         limit_s = self._limit_s(items, further=further)
@@ -92,7 +93,8 @@ class Caller:
         if limit_s is None:
             work.troubles |= dict.fromkeys(items, Trouble(code="deadline", costs_attempt=False))
             return None
-        work.further += further
+        # The dispatcher reckons with one request a call.
+        work.further += further + requests - 1
         result: CallResult[Any] = await self._call(call, rows=len(items), limit_s=limit_s)
         work.count(result, cut=limit_s < self._longest_s)
         version = result.answer.model_version if result.answer is not None else ""
@@ -135,10 +137,10 @@ class Caller:
             return min(self._longest_s, left_s) if left_s >= SHORTEST_CALL_S else None
         return self._longest_s if left_s > 0 else None
 
-    async def _wait_for_turn(self, max_qps: float) -> None:
-        """Keep the rater's `max_qps` within the batch."""
+    async def _wait_for_turn(self, max_qps: float, requests: int) -> None:
+        """Keep the rater's `max_qps` within the batch, after so many requests at once."""
         starts_at = max(time.monotonic(), self._turn_at)
-        self._turn_at = starts_at + 1 / max_qps
+        self._turn_at = starts_at + requests / max_qps
         while (wait_s := starts_at - time.monotonic()) > 0 and not self.work.stopped:
             await asyncio.sleep(min(wait_s, STALE_S))
             if self._lease_age_s() > STALE_S:
@@ -173,6 +175,12 @@ class Caller:
             priority=priority,
             timeout_s=limit_s,
         )
+
+
+def _requests_in(call: Any, endpoint: EndpointData) -> int:
+    if not isinstance(call, OipCall):
+        return 1
+    return pairs.requests_in(call, endpoint=endpoint.scoring)
 
 
 def call_limit(endpoint: EndpointData | None) -> timedelta:

@@ -57,17 +57,25 @@ def folded(before: Measure | None, new: Measure) -> Measure:
     )
 
 
-def tune(current: int, measures: Mapping[int, Measure], *, start: int, now: datetime) -> Tuned:
+def tune(
+    current: int,
+    measures: Mapping[int, Measure],
+    *,
+    start: int,
+    now: datetime,
+    fits: int | None = None,
+) -> Tuned:
     """Return the window to try or to keep, given what replicas did with each.
 
     `start` is the operator's figure: it is tried first, and never more than MOST times as many.
+    None larger than `fits` is tried: with it servers would refuse some.
     """
     known = {window: each for window, each in measures.items() if _counts(each, now)}
     if current not in known:
         return Tuned(window=current, reason="not measured yet")
     steps = sorted({start, *(step for step in _STEPS if step <= MOST * start), MOST * start})
     larger = _above(max(known), steps)
-    if larger is not None and _is_worth_more(known):
+    if larger is not None and (fits is None or larger <= fits) and _is_worth_more(known):
         return Tuned(window=larger, reason=f"{_words(max(known), known)}; {larger} is tried")
     enough = _smallest(known)
     smaller = _below(enough, steps)

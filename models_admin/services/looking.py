@@ -8,7 +8,7 @@ says is repeated.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from models_admin import probe
+from models_admin import checking, probe
 from models_admin.asking import Ask, Question
 from models_admin.directory import call_headers, external_endpoint
 from models_admin.models import ModelConfig, Protocol
@@ -57,13 +57,12 @@ def look(model: ModelConfig) -> Seen:
     else:
         asked = "/v1/models"
         root = model.url.rstrip("/").removesuffix("/v1")
+    headers = call_headers(model)
     answer = probe.ask(
-        f"{root}{asked}",
-        timeout_s=ANSWER_S,
-        headers=call_headers(model),
-        longest_bytes=_LONGEST_BYTES,
+        f"{root}{asked}", timeout_s=ANSWER_S, headers=headers, longest_bytes=_LONGEST_BYTES
     )
-    return _judged(model, asked, answer)
+    seen = _judged(model, asked, answer)
+    return replace(seen, version=checking.unsaid(seen.version, headers.values()))
 
 
 def _asked_to_score(model: ModelConfig) -> Seen:

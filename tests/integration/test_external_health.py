@@ -411,3 +411,17 @@ def test_a_wrong_check_never_stops_work_and_pauses_nobody(judge: Judge) -> None:
 
     assert [rating["score"] for rating in judge.ratings(workflow)] == [3] * 5
     assert Rater.objects.get().paused_code == ""
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "base"), [("", "/v2"), ("", "/v2/v1"), ("rerank", "/v2"), ("rerank", "/v1")]
+)
+def test_models_are_listed_where_calls_go(endpoint: str, base: str) -> None:
+    """Hosted services that rank behind `/v2` list their models behind `/v1`."""
+    with scripted(Step(status=404), Step(status=404)) as server:
+        register(server.url + base, protocol="openai", endpoint=endpoint)
+        check(check=QUICK)
+
+    # The script's server does not tell of /v1/models.
+    asked = {"/health"} if endpoint else {"/v2/health", "/v2/v1/models"}
+    assert {seen.path for seen in server.seen} == asked

@@ -384,6 +384,12 @@ def tensor(**parts: Any) -> dict[str, Any]:
     return {name: part for name, part in (whole | parts).items() if part is not None}
 
 
+DEEP = b'{"model_version":"1","outputs":[{"name":"score","data":[1,2,3],"shape":%b}]}' % (
+    b"[" * 1000 + b"]" * 1000
+)
+"""Nearly as deep as JSON is read; Python cannot show it."""
+
+
 @pytest.mark.parametrize(
     ("step", "code"),
     [
@@ -410,6 +416,7 @@ def tensor(**parts: Any) -> dict[str, Any]:
         (oip(outputs=[tensor(shape=[4, 1])]), "bad_shape"),
         (oip(outputs=[tensor(shape=[])]), "bad_shape"),
         (oip(outputs=[tensor(shape=3)]), "bad_shape"),
+        (Step(body=DEEP), "bad_shape"),
         (oip(1.0, math.nan, 3.0), "not_finite"),
         (oip(1.0, math.inf, 3.0), "not_finite"),
         (oip(1.0, 10**400, 3.0), "not_finite"),

@@ -22,6 +22,7 @@ from tests.fakes import ScriptedServer, Step, scripted
 from tests.rating_queue import batches, check_all, requests, states, submit
 from workers.autoraters import OipAnswer, OipCall
 from workers.model_client import CallOutcome, CallResult, Endpoint, ModelClient
+from workers.model_client.pairs import requests_in
 
 ROWS = ["tea|green tea", "tea|black tea", "rocks|granite", "tea|", "rocks|green tea"]
 
@@ -225,6 +226,39 @@ def test_one_call_is_answered_by_one_version() -> None:
     assert len(server.seen) == 2
 
 
+@pytest.mark.parametrize("of_second", [{"model": "b"}, {}])
+def test_one_call_is_answered_by_one_version_or_by_none_that_is_told(
+    of_second: dict[str, str],
+) -> None:
+    with scripted(ranking([1.0]), ranking([0.5], **of_second)) as server:
+        result = call(server.url, "rerank", ["tea|green", "rocks|granite"])
+
+    wanted = CallOutcome.WRONG_VERSION if of_second else CallOutcome.SUCCESS
+    assert result.outcome == wanted, result.code
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_request_counts_for_the_pace_of_a_rater() -> None:
+    """A call by `/rerank` is a request a query."""
+    with rating("cohere") as (stage, server, _scorer):
+        Rater.objects.update(max_qps=50)
+        pairs(ROWS)
+        bell.listen(timeout_s=0.01)
+        stage.rate()
+
+        assert len(server.seen) == 2
+        assert [s["further"] for s in bell.listen(timeout_s=1) if "further" in s] == [1]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "requests"), [("", 1), ("score", 1), ("rerank", 2), ("tei_rerank", 2)]
+)
+def test_requests_of_a_call_are_counted(endpoint: str, requests: int) -> None:
+    asked = OipCall(inputs={"query": ["a", "b", "a"], "text": ["1", "2", "3"]}, outputs=("score",))
+    assert requests_in(asked, endpoint=endpoint) == requests
+    assert requests_in(OipCall(inputs={"text": ["1"]}, outputs=()), endpoint=endpoint) == 1
+
+
 def test_a_plug_in_that_wants_more_than_a_score_pauses_the_rater() -> None:
     wanted = OipCall(inputs={"query": ["q"], "text": ["t"]}, outputs=("score", "risk"))
     with scoring("vllm score") as (server, _scorer):
@@ -267,6 +301,8 @@ UNUSABLE = [
     ("rerank", ranking([0.5, 0.4], indices=[1, None]), "bad_index"),
     ("rerank", ranking([0.5, 0.4], indices=["0", "1"]), "bad_index"),
     ("rerank", ranking([0.5, 0.4], indices=[False, True]), "bad_index"),
+    # Nearly as deep as JSON is read; Python cannot show it.
+    ("rerank", Step(body=b'{"data":[{"index":%b},{}]}' % (b"[" * 1000 + b"]" * 1000)), "bad_index"),
     ("rerank", ranking([0.5, math.nan]), "not_finite"),
     ("rerank", ranking([0.5, -math.inf]), "not_finite"),
     ("rerank", ranking([0.5, 10**400]), "not_finite"),

@@ -3,6 +3,7 @@
 What their servers answer is in tests/fake_scorers.py.
 """
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -102,6 +103,32 @@ def test_what_is_no_such_endpoint_is_refused(api: Api, step: Step) -> None:
     assert errors(answer) == [("url", "wrong_answer")]
     assert "POST /rerank" in (said := answer.json()["errors"][0]["detail"])
     assert "nginx" not in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        (
+            {"endpoint": "rerank"},
+            {"results": [{"index": 0, "relevance_score": 0.5}], "model": "by sk-very-secret"},
+        ),
+        (
+            {"protocol": "oip", "model_name": "m"},
+            {"name": "m", "versions": ["sk-very-secret"], "inputs": [], "outputs": []},
+        ),
+    ],
+)
+def test_a_key_that_a_server_calls_its_model_by_is_not_kept(
+    api: Api, fields: dict[str, str], answer: dict[str, Any]
+) -> None:
+    with scripted(Step(body=json.dumps(answer).encode())) as server:
+        sent = EXTERNAL | {"url": server.url, "api_key": "sk-very-secret", **fields}
+        registered = api.post("/models", sent)
+
+    assert registered.status_code == 201, registered.json()
+    assert "very-secret" not in registered.content.decode()
+    assert "very-secret" not in api.get("/models/ext").content.decode()
+    assert ModelConfig.objects.get().version in ("", "by ***")
 
 
 @pytest.mark.parametrize(

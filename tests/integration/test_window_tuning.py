@@ -204,6 +204,43 @@ def test_another_version_begins_anew() -> None:
     assert scene.window == 16
 
 
+def test_replicas_of_another_version_say_nothing() -> None:
+    """An old version has a replica as long as work waits for it, hours perhaps."""
+    scene = Scene()
+    scene.servers[1].version = "old"
+    SOURCE.works = [Work(model_id="mini", version=scene.model.version, other_s=3600.0)]
+    scene.minute()
+    scene.servers[1].busy_seconds -= 60.0
+
+    assert scene.minute() == 1
+    assert TunedWindow.objects.get().measures["16"][0] == 1.0
+
+    SOURCE.works = [Work(model_id="mini", version="old", other_s=3600.0)]
+    scene.minute()
+    assert scene.minute() == 0
+
+
+@pytest.mark.parametrize(
+    ("queue_rows", "serving", "window"),
+    [
+        (600, {}, 24),
+        (1_100, {}, 12),
+        (1_100, {"max_queue": 10_000}, 24),
+        (600, {"headroom": 1_500}, 12),
+        (0, {}, 24),
+    ],
+)
+def test_no_window_is_tried_with_which_servers_would_refuse(
+    queue_rows: int, serving: dict[str, int], window: int
+) -> None:
+    scene = Scene(serving=serving)
+    scene.servers[0].queue_rows = queue_rows
+    scene.minute(0.5)
+    scene.minute(0.5)
+
+    assert scene.window == window
+
+
 def test_a_stopped_model_is_left_alone() -> None:
     scene = Scene()
     scene.minute()

@@ -86,6 +86,12 @@ def test_other_work_is_answered_within_a_period() -> None:
     assert tune(3, measures, start=16, now=NOW).window == 4
 
 
+def test_what_does_not_fit_is_not_tried_and_what_was_tried_may_stay() -> None:
+    measures = {16: measured(0.5), 24: measured(0.9)}
+    assert tune(24, measures, start=16, now=NOW, fits=32).window == 32
+    assert tune(24, measures, start=16, now=NOW, fits=31).window == 24
+
+
 def test_where_one_is_busier_and_another_faster_the_one_that_does_most_is_had() -> None:
     measures = {16: measured(0.98, pace=500.0), 12: measured(0.9, pace=1_000.0)}
     measures |= {8: measured(0.5, pace=1_000.0)}

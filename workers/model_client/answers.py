@@ -129,7 +129,7 @@ def _column(tensor: Mapping[str, Any], *, rows: int) -> list[float] | Verdict:
     if len(flat) != rows:
         return unusable("count_mismatch", f"{len(flat)} values of {name!r} for {rows} rows")
     if shape is not None and not _one_a_row(shape, rows):
-        return unusable("bad_shape", f"output {name!r} has shape {str(shape)[:40]}")
+        return unusable("bad_shape", f"output {name!r} has a shape other than one number a row")
     if not {float, int}.issuperset(map(type, flat)):
         return unusable("bad_type", f"output {name!r} holds something else than numbers")
     try:

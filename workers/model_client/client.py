@@ -24,7 +24,7 @@ from yarl import URL
 from fulfillment.retry_after import parse_retry_after
 from workers.autoraters.protocol import ChatAnswer, ChatCall, OipAnswer, OipCall
 from workers.model_client import pairs
-from workers.model_client.answers import error_text, read_answer
+from workers.model_client.answers import error_text, other_version, read_answer
 from workers.model_client.chat import VLLM, chat_body, chat_priority, read_chat
 from workers.model_client.endpoint import Endpoint, InvalidEndpoint, Target, target_of
 from workers.model_client.oip import (
@@ -189,9 +189,10 @@ class ModelClient:
         if refused := pairs.unsupported(call, endpoint=endpoint.scoring):
             return refused
         scores, version = [0.0] * rows, expected_version
-        for request in pairs.requests_of(
+        requests = pairs.requests_of(
             call, endpoint=endpoint.scoring, model_name=endpoint.model_name, priority=told
-        ):
+        )
+        for number, request in enumerate(requests):
             try:
                 body = pairs.body_of(request)
             except orjson.JSONEncodeError:
@@ -208,7 +209,10 @@ class ModelClient:
             )
             if isinstance(found, Verdict):
                 return found
-            version = found.version  # one call is answered by one version
+            # One call is answered by one version; where the first answer named none, by none.
+            if number and found.version != version:
+                return other_version(found.version, version)
+            version = found.version
             for row, score in zip(request.rows, found.scores, strict=True):
                 scores[row] = score
         return OipAnswer(outputs={"score": scores}, model_version=version, notes=call.notes)
@@ -216,8 +220,17 @@ class ModelClient:
     async def _timed(
         self, endpoint: Endpoint, limit_s: float, ask: Callable[[Target], Awaitable[A | Verdict]]
     ) -> CallResult[A]:
+
+        async def ask_safely(target: Target) -> A | Verdict:
+            answer = await ask(target)
+            if isinstance(answer, Verdict):
+                return answer
+            # A server may name its model by our key; versions are stored and shown.
+            version = target.redact(answer.model_version)
+            return replace(answer, model_version=version)
+
         started = time.monotonic()
-        answer = await self._bounded(endpoint, limit_s, ask)
+        answer = await self._bounded(endpoint, limit_s, ask_safely)
         seconds = time.monotonic() - started
         if isinstance(answer, Verdict):
             return CallResult(

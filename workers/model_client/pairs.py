@@ -32,6 +32,7 @@ from workers.model_client.endpoint import PATHS
 from workers.model_client.outcomes import CallOutcome, Verdict
 
 SCORE: Final = "score"
+RERANK: Final = "rerank"
 TEI_RERANK: Final = "tei_rerank"
 EMBEDDINGS: Final = "embeddings"
 
@@ -88,6 +89,13 @@ def requests_of(
     if endpoint == EMBEDDINGS:
         return [_embedding(common, queries, texts)]
     return [_ranking(common, endpoint, query, texts, rows) for query, rows in _by_query(queries)]
+
+
+def requests_in(call: OipCall, *, endpoint: str) -> int:
+    """Return how many requests a call is made of."""
+    if endpoint not in (RERANK, TEI_RERANK):
+        return 1
+    return max(1, len(set(call.inputs.get("query", ()))))
 
 
 def body_of(request: Request) -> bytes:
@@ -172,7 +180,9 @@ def _in_order(found: Sequence[Any], wanted: int) -> list[Mapping[str, Any]] | Ve
     ordered: dict[int, Mapping[str, Any]] = {}
     for result in found:
         index = result.get("index") if isinstance(result, dict) else None
-        if type(index) is not int or not 0 <= index < wanted:
+        if type(index) is not int:
+            return unusable("bad_index", "a result has no whole number as its index")
+        if not 0 <= index < wanted:
             return unusable("bad_index", f"a result has index {str(index)[:20]} of {wanted} texts")
         if index in ordered:
             return unusable("bad_index", f"two results have index {index}")

@@ -23,7 +23,7 @@ CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 
 _UNPICKLED: Final = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
-_LONGEST_JSON_BYTES: Final = 16 << 20
+LONGEST_JSON_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _MOST_FILES: Final = 100_000
 _DEEPEST: Final = 16
@@ -55,7 +55,10 @@ class Files(Protocol):
         """Return a file's SHA-256, of the bytes that `read` returned where it was read."""
 
     def below(self, name: str) -> list[str]:
-        """Return the names of all that is no folder in a folder; raises CheckpointRefused."""
+        """Return the names of all that is no folder in a folder; raises CheckpointRefused.
+
+        They are those that were there when it was first asked: what is read is what is digested.
+        """
 
     def names_unpickled(self) -> list[str]:
         """Return the files that could only be unpickled."""
@@ -68,6 +71,7 @@ class Folder:
         self._path = path
         self._boundary = boundary
         self._digests: dict[str, str] = {}
+        self._listed: dict[str, list[str]] = {}
 
     def has(self, name: str) -> bool:
         return self._inside(name).exists()
@@ -115,6 +119,11 @@ class Folder:
         return self._digests[name]
 
     def below(self, name: str) -> list[str]:
+        if name not in self._listed:
+            self._listed[name] = self._list(name)
+        return self._listed[name]
+
+    def _list(self, name: str) -> list[str]:
         try:
             found = sorted(itertools.islice(self._below(name, _DEEPEST), _MOST_FILES + 1))
         except OSError as error:
@@ -127,6 +136,9 @@ class Folder:
         if not deepest:
             raise unreadable(name, ValueError("folders in it are too deep"))
         for entry in self._inside(name).iterdir():
+            # A line break in one would make two files of it in the digest.
+            if not entry.name.isprintable():
+                raise unreadable(name, ValueError(f"{entry.name!r} in it is no name of a file"))
             inner = f"{name}/{entry.name}"
             if self._inside(inner).is_dir():
                 yield from self._below(inner, deepest - 1)
@@ -179,7 +191,7 @@ def unreadable(name: str, error: Exception) -> CheckpointRefused:
 def read_json(files: Files, name: str) -> dict[str, Any]:
     """Return a JSON object; raises CheckpointRefused."""
     # Not by `open`: the digest has to be of the bytes that were read.
-    content = files.read(name, longest=_LONGEST_JSON_BYTES)
+    content = files.read(name, longest=LONGEST_JSON_BYTES)
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -12,17 +12,25 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from workers.model_server.files import ORBAX, CheckpointRefused, Files, unreadable
+from workers.model_server.files import (
+    LONGEST_JSON_BYTES,
+    ORBAX,
+    CheckpointRefused,
+    Files,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-METADATA: Final = "_METADATA"
+_METADATA: Final = f"{ORBAX}/_METADATA"
 _ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 """What stands for numbers; a tree may hold strings and nothing, too, which no model is made of."""
 _LEAST_LIMIT_BYTES: Final = 1 << 30
 _MOST_EXPANSION: Final = 100
 """Of a real checkpoint; a few bytes can claim to be any number of zeros."""
+_CHUNK_BYTES: Final = 4096
+"""What TensorStore takes beside its numbers for each chunk that it looks for, there or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,22 +52,28 @@ def arrays(files: Files) -> "Iterator[tuple[str, np.ndarray]]":
     """
     import tensorstore
 
-    content = {name: files.read(name) for name in files.below(ORBAX)}
-    tree = _tree(content.get(f"{ORBAX}/{METADATA}"))
+    places = files.below(ORBAX)
+    tree = _tree(files)
     memory = tensorstore.Context()
     store = tensorstore.KvStore.open({"driver": "memory"}, context=memory).result()
-    for name, data in content.items():
-        store.write(name, data).result()
-    left = max(_LEAST_LIMIT_BYTES, _MOST_EXPANSION * sum(map(len, content.values())))
-    content.clear()
+    size = 0
+    for place in places:
+        if place != _METADATA:
+            data = files.read(place)
+            store.write(place, data).result()
+            size += len(data)
+    left = max(_LEAST_LIMIT_BYTES, _MOST_EXPANSION * size)
     for name in tree.names:
         try:
             found = tensorstore.open(_spec(tree, name), context=memory, open=True, read=True)
             array = found.result()
+            chunk = [length or 1 for length in array.chunk_layout.read_chunk.shape or array.shape]
+            chunks = prod(
+                -(-length // part) for length, part in zip(array.shape, chunk, strict=True)
+            )
             # A chunk is unpacked whole, however little of it the array has.
-            chunk = (length or 1 for length in array.chunk_layout.read_chunk.shape or ())
             numbers = max(prod(array.shape), prod(chunk))
-            left -= numbers * array.dtype.numpy_dtype.itemsize
+            left -= max(numbers * array.dtype.numpy_dtype.itemsize, chunks * _CHUNK_BYTES)
             if left < 0:
                 raise ValueError(f"{name} is far larger than the files it lies in")
             values = array.read().result()
@@ -82,11 +96,12 @@ def _spec(tree: _Tree, name: str) -> Mapping[str, Any]:
     }
 
 
-def _tree(content: bytes | None) -> _Tree:
-    if content is None:
+def _tree(files: Files) -> _Tree:
+    if _METADATA not in files.below(ORBAX):
         raise CheckpointRefused(
-            "checkpoint_unreadable", f"{ORBAX} has no {METADATA}: it was not written to its end"
+            "checkpoint_unreadable", f"{_METADATA} is missing: it was not written to its end"
         )
+    content = files.read(_METADATA, longest=LONGEST_JSON_BYTES)
     try:
         document = json.loads(content)
         names = tuple(
@@ -101,7 +116,7 @@ def _tree(content: bytes | None) -> _Tree:
             is_complete=bool(document.get("store_array_data_equal_to_fill_value")),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise unreadable(f"{ORBAX}/{METADATA}", error) from error
+        raise unreadable(_METADATA, error) from error
 
 
 def _damaged(error: Exception) -> CheckpointRefused:
