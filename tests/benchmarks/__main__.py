@@ -18,15 +18,32 @@ from tests.benchmarks import (
     inside,
     large,
     live,
+    overload,
+    pool_moves,
     real_model,
     report,
+    resize,
     running,
     scale,
+    shapes,
+    sorted_batches,
     storing,
     stub_model,
     urgent,
+    window,
 )
 from tests.benchmarks.report import Figure
+
+BY_THEMSELVES = {
+    "live": live.live,
+    "pool_moves": pool_moves.pool_moves,
+    "window": window.window,
+    "resize": resize.resize,
+    "overload": overload.overload,
+    "length_sorted": sorted_batches.length_sorted,
+    "shapes": shapes.shapes,
+}
+"""Each starts what it needs."""
 
 NAMES = (
     "scale",
@@ -44,11 +61,11 @@ NAMES = (
     "queue_look",
     "dispatch_cost",
     "eta",
-    "live",
+    *BY_THEMSELVES,
     "large",
 )
-BY_NAME_ONLY = frozenset({"large"})
-"""Half an hour, and 25 GB of disk."""
+BY_NAME_ONLY = frozenset({"large", "length_sorted", "resize", "shapes", "window"})
+"""Half an hour, and 25 GB of disk; and what explains rather than judges, for minutes."""
 INSIDE = ("checker", "backlog", "archive", "exports", "queue_look", "dispatch_cost")
 """Services alone, without a stack."""
 WITHOUT_EVENTS = ("flower", "host-agent")
@@ -93,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(
             f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
         )
-    left_out = BY_NAME_ONLY | ({"model_server", "live"} if chosen.quick else set())
+    left_out = BY_NAME_ONLY | ({"model_server", *BY_THEMSELVES} if chosen.quick else set())
     names = set(chosen.names) or set(NAMES) - left_out
     began_at = time.monotonic()
     figures: list[Figure] = []
@@ -110,10 +127,11 @@ def _say(line: str) -> None:
 
 
 def _figures(names: set[str], *, quick: bool) -> Iterator[Figure]:
-    if names - set(INSIDE) - {"live"}:
+    if names - set(INSIDE) - BY_THEMSELVES.keys():
         yield from _run(names, QUICK if quick else FULL)
-    if "live" in names:
-        yield from live.live(quick=quick)
+    for name, run in BY_THEMSELVES.items():
+        if name in names:
+            yield from run(quick=quick)
     for name in INSIDE:
         if name in names:
             yield from inside.run(name, quick=quick)

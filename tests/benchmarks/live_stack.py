@@ -30,7 +30,7 @@ PRIORITIES: Mapping[str, Mapping[str, str]] = {
     "low": {"priority": "10"},
     "best_effort": {"priority": "50", "best_effort": "true"},
 }
-_AGENT = "bench"
+AGENT = "bench"
 _SAMPLED_WITHIN_S = 150.0
 """What the service notes of itself, it notes at least each minute."""
 
@@ -162,11 +162,9 @@ def live_stack() -> Iterator[Run]:
     with (
         tempfile.TemporaryDirectory(prefix="airs-bench-") as directory,
         running.stack(without=("flower", "host-agent")) as stack,
+        paced_host(stack, Path(directory)),
         contextlib.ExitStack() as leave,
     ):
-        host = _host(stack, Path(directory))
-        leave.callback(host.wait, 60)
-        leave.callback(host.terminate)
         window = _register(stack)
         clients = {owner: leave.enter_context(_client(stack, owner)) for owner in OWNERS}
         yield Run(
@@ -177,7 +175,8 @@ def live_stack() -> Iterator[Run]:
         )
 
 
-def _host(stack: Stack, calls_in: Path) -> "subprocess.Popen[bytes]":
+@contextlib.contextmanager
+def paced_host(stack: Stack, calls_in: Path) -> Iterator[None]:
     """Run the host agent of the paced servers."""
     environment = {
         **stack.environment,
@@ -185,14 +184,19 @@ def _host(stack: Stack, calls_in: Path) -> "subprocess.Popen[bytes]":
         paced_server.SERVICE_S: str(SERVICE_S),
         paced_server.CALLS: str(calls_in),
     }
-    command = [sys.executable, "-m", "tests.benchmarks.paced_server", "host", _AGENT]
+    command = [sys.executable, "-m", "tests.benchmarks.paced_server", "host", AGENT]
     with (stack.home / "logs" / "paced-host.log").open("wb") as log:
-        return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+        host = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        host.terminate()
+        host.wait(60)
 
 
 def _register(stack: Stack) -> int:
     """Register pool, models and raters; return the window of a replica once all serve."""
-    pool = {"id": "bench", "kind": "cpu", "devices": len(RATERS) * REPLICAS, "agent": _AGENT}
+    pool = {"id": "bench", "kind": "cpu", "devices": len(RATERS) * REPLICAS, "agent": AGENT}
     _post(stack, "/pools", pool)
     replicas = {"min": REPLICAS, "default": REPLICAS, "max": REPLICAS}
     for rater in RATERS:

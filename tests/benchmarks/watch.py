@@ -1,4 +1,4 @@
-"""Watching a stack twice a second: which replicas live, what they computed, what waits, what is done.
+"""Watching a stack twice a second: who lives, what they computed, what waits, what is done.
 
 How busy a replica was is told by its own server, together with how long that has run. A replica
 counts while it is READY: it serves, and is sent to. Drains and starts are looked at, too.
