@@ -228,7 +228,7 @@ def test_one_call_is_answered_by_one_version() -> None:
 
 @pytest.mark.parametrize("of_second", [{"model": "b"}, {}])
 def test_one_call_is_answered_by_one_version_or_by_none_that_is_told(
-    of_second: dict[str, str],
+    of_second: dict[str, Any],
 ) -> None:
     with scripted(ranking([1.0]), ranking([0.5], **of_second)) as server:
         result = call(server.url, "rerank", ["tea|green", "rocks|granite"])

@@ -91,7 +91,7 @@ def test_a_seed_gives_the_same_model_and_another_seed_another(tiny: LoadedModel)
 
 
 def test_every_served_shape_is_compiled_beforehand(tiny: LoadedModel) -> None:
-    assert tiny.serving.shaping.steps == (32, 64)
+    assert tiny.serving.shaping.steps == (32, 48, 64)
     for step in tiny.serving.shaping.steps:
         for rows in range(1, tiny.serving.shaping.rows(step) + 1):
             assert tiny.device.embed([(2, 3)] * rows, step).shape == (rows, WIDTH)
