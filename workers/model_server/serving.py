@@ -116,7 +116,8 @@ class Serving:
 SERVING = {
     # Measured on 2 cores: the rate saturates at 300-500 tokens a call and falls again past 1,500,
     # where the temporaries leave the cache. Of sizes alike the smaller one is better: who is urgent
-    # waits for the batch that computes. bfloat16 gains nothing in XLA's CPU build. Two lanes hide the gaps between batches and the parts of the encoder that use one core only: 101 rows/s
+    # waits for the batch that computes. bfloat16 gains nothing in XLA's CPU build. Two lanes hide
+    # the gaps between batches and the parts of the encoder that use one core only: 101 rows/s
     # against 87 to 93 with one lane, and less lost when others take a core; three gain nothing.
     "cpu": Serving(
         dtype="float32",
