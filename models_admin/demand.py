@@ -103,6 +103,11 @@ def ask(now: datetime) -> Signal | Silence:
         )
 
 
+def work_s(of: VersionDemand) -> float:
+    """Return all that a version has to do, in replica-seconds."""
+    return of.other_s + sum(due.work_s for due in of.dues)
+
+
 def backlog(now: datetime) -> Mapping[tuple[str, str], int] | None:
     """Return the open requests by model and version; None when nobody can tell."""
     if not settings.AIRS_BACKLOG:

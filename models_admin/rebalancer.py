@@ -175,7 +175,7 @@ def _member(
     however much that is.
     """
     present = [each for each in demanded if each.version in new_versions]
-    waiting = {each.version for each in demanded if _work_s(each)}
+    waiting = {each.version for each in demanded if demand.work_s(each)}
     waiting &= {row.version for row in olds} - new_versions
     # Of what cannot be done just now (its rater pauses) there is no demand, but it is owed.
     held = waiting | {row.version for row in olds if row.replicas}
@@ -198,10 +198,6 @@ def _member(
         start_up=start_up,
         is_pinned=model.is_pinned(now),
     )
-
-
-def _work_s(of: VersionDemand) -> float:
-    return of.other_s + sum(due.work_s for due in of.dues)
 
 
 def _fails(server: ModelServer) -> bool:

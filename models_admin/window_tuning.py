@@ -80,11 +80,7 @@ def _ready(now: datetime) -> Mapping[str, Sequence[ModelServer]]:
 
 def _work_s(versions: Iterable[VersionDemand], version: str) -> float:
     """Return what there is to do for a version; "" is work for any."""
-    return sum(
-        each.other_s + sum(due.work_s for due in each.dues)
-        for each in versions
-        if each.version in ("", version)
-    )
+    return sum(demand.work_s(each) for each in versions if each.version in ("", version))
 
 
 def _look(

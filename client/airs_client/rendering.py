@@ -222,13 +222,18 @@ def trial(tried: Mapping[str, Any], texts: Sequence[str]) -> str:
     names = list(dict.fromkeys(name for row in answered for name in row if name != "truncated"))
     if names:
         rows = [
-            (_short(text), *(str(row.get(name, "")) for name in names))
+            (_short(text), *(_cell(row.get(name, "")) for name in names))
             for text, row in zip(texts, answered, strict=False)
         ]
         lines.append(table(("TEXT", *(name.upper() for name in names)), rows))
     if content := tried.get("content"):
         lines.append("\n".join(printable(line) for line in str(content).splitlines()))
     return "\n\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    """What a model says as float32 is not known to more digits than six."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _short(text: str) -> str:

@@ -519,7 +519,7 @@ def test_what_cannot_be_meant_is_wrong_usage(
 def test_a_model_is_tried(airs: Airs, api: FakeApi) -> None:
     api.trial = {
         "model": "minilm", "address": "http://127.0.0.1:1", "latency_s": 0.25, "version": "v7",
-        "rows": [{"score": 0.5, "tokens": 9.0, "truncated": {}}, {"score": 0.25, "tokens": 4.0}],
+        "rows": [{"score": 0.7384461164474487, "tokens": 9.0, "truncated": {}}, {"score": 0.25, "tokens": 4.0}],
         "content": "", "finish_reason": "", "truncated": True, "error": None,
     }  # fmt: skip
 
@@ -529,7 +529,7 @@ def test_a_model_is_tried(airs: Airs, api: FakeApi) -> None:
     failed = airs("models", "try", "minilm", "--message", "hello")
 
     assert json.loads(sent.beginning)["rows"][1] == {"query": "tea", "text": "rocks"}
-    for text in ("v7", "0.25", "something was cut", "green tea  0.5    9.0"):
+    for text in ("v7", "0.25", "something was cut", "green tea  0.738446  9\n"):
         assert text in tried.out
     assert (tried.code, failed.code, failed.out) == (0, 1, "")
     assert failed.err == "error: timeout: no whole answer\n"
