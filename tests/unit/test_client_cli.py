@@ -519,7 +519,10 @@ def test_what_cannot_be_meant_is_wrong_usage(
 def test_a_model_is_tried(airs: Airs, api: FakeApi) -> None:
     api.trial = {
         "model": "minilm", "address": "http://127.0.0.1:1", "latency_s": 0.25, "version": "v7",
-        "rows": [{"score": 0.7384461164474487, "tokens": 9.0, "truncated": {}}, {"score": 0.25, "tokens": 4.0}],
+        "rows": [
+            {"score": 0.7384461164474487, "tokens": 9.0, "truncated": {}},
+            {"score": 0.25, "tokens": 4.0},
+        ],
         "content": "", "finish_reason": "", "truncated": True, "error": None,
     }  # fmt: skip
 
